@@ -17,18 +17,19 @@ SMALL: dict[str, str | bool | int] = {
     "spark.ui.showConsoleProgress": False,
     "spark.log.level": "ERROR",
     "spark.python.worker.faulthandler.enabled": True,
-    # By itself Spark waits 15 seconds for a process to come to a socket; a machine with a load of 10 takes longer.
+    # By default Spark waits 15 seconds for a process to connect to a socket. A machine with a load of 10 needs longer.
     "spark.python.authenticate.socketTimeout": "240s",
 }
 """Settings for small data on a busy machine."""
 
-# Where an installed opslog has the module that Spark looks for. Of an editable one Spark cannot see it by itself.
+# An installed opslog has the module where Spark searches for it. With an editable one Spark does not find it by itself.
 DISCOVERY = Path(__file__).parents[2] / "spark" / "discovery"
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One Spark for all tests of this process: it takes seconds to start. Two tasks at once, each tried three times."""
+    """One Spark for all tests of this process, because it takes seconds to start. It runs two tasks at once, and tries
+    each three times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(DISCOVERY), prepend=os.pathsep)
         session = opslog.spark.session("tests", master="local[2,3]", config=SMALL)

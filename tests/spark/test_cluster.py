@@ -1,4 +1,5 @@
-"""Through a real cluster: a master and two workers, with executors in processes of their own; one of them is killed."""
+"""On a real cluster: a master and two workers, with executors in processes of their own. One of the workers is
+killed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def environment(at: float) -> Environment:
 def write(
     url: Path, seed: int, *, ids: int = 200, text: int = 20, commits: int = 60, transactions: float = 0.0
 ) -> None:
-    """Sessions of three agents that set, delete, undo and write batches, taking turns.
+    """Sessions of three agents that take turns to set, delete, undo and write batches.
 
     :param transactions: what part of it is transactions.
     """
@@ -56,7 +56,7 @@ def write(
                 else:
                     store.transact(partial(several, id))
             elif action < 0.1:
-                with suppress(opslog.ConflictError):  # others have built on a transaction
+                with suppress(opslog.ConflictError):  # others have overwritten a transaction
                     store.undo()
             elif action < 0.25 and id in store:
                 del store[id]
@@ -76,7 +76,7 @@ def several(id: str, transaction: opslog.Transaction[Any]) -> None:
 
 
 def snapshot_files(root: Path) -> dict[str, bytes]:
-    """Everything but logs and locks."""
+    """All files except logs and locks."""
     folders = (root / name for name in ("manifests", "snapshots"))
     files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
@@ -88,15 +88,15 @@ def documents(url: Path) -> dict[str, Any]:
 
 
 def tombstones(root: Path) -> list[Delete]:
-    """Of the newest snapshot."""
+    """The tombstones of the newest snapshot."""
     backend = open_backend(str(root))
     runs = [BlockRun(backend, run) for run in ManifestStore(backend).newest().runs]
     return [record for run in runs for record in run.records() if isinstance(record, Delete)]
 
 
 def both(spark: SparkSession, root: Path, at: float, **options: Any) -> compaction.Compaction:
-    """Compact a store with Spark, and a copy of it with the library, at the same time by the storage's clock; both must
-    have done the same."""
+    """Compact a store with Spark, and a copy of it with the library, at the same time by the storage's clock. Both must
+    give the same result."""
     copy = root.with_name("copy")
     shutil.copytree(root, copy)
     with pytest.MonkeyPatch.context() as patch:
@@ -122,7 +122,7 @@ def both(spark: SparkSession, root: Path, at: float, **options: Any) -> compacti
 def test_the_files_are_those_of_a_compaction_by_the_library(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compacting, "RANGE_BYTES", 20_000)  # so that little data is several tasks
+    monkeypatch.setattr(compacting, "RANGE_BYTES", 20_000)  # so that little data makes several tasks
     root = tmp_path / "store"
     write(root, 1, ids=20)
     before = documents(root)

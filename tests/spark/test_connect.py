@@ -1,5 +1,5 @@
-"""Through Spark Connect, where a session is a client of Spark's server. In a process of its own: there is one kind of
-session in each."""
+"""Spark Connect, where a session is a client of Spark's server. It runs in a process of its own, because a process can
+have only one kind of session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_all_that_a_session_does_with_a_store(tmp_path: Path) -> None:
         "PYTHONPATH": str(ROOT),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_REMOTE": "local[2]",
-        "SPARK_TESTING": "1",  # the server then takes any port that is free
+        "SPARK_TESTING": "1",  # the server then takes any free port
     }
     command = [sys.executable, str(PROGRAM), str(url)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Object storages: Spark beside seals that came too late, and drivers that were paused. No session is needed."""
+"""Object storages: Spark beside delayed seals, and paused drivers. This needs no Spark session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @pytest.fixture
 def log(world: World) -> Iterator[Log]:
-    """Of a job that is under way, in a log that nobody has written to over a weekend."""
+    """The log of a job under way, to which nobody has written over a weekend."""
     with world.open("a") as store:
         store["one"] = {}
         store["two"] = {}
@@ -91,7 +91,7 @@ def test_the_ops_view_passes_over_a_delayed_seal(world: World, log: Log) -> None
 
 
 def test_a_job_that_took_long_reads_what_is_new_before_it_goes_on(world: World, log: Log) -> None:
-    """Half of the tombstone TTL after it read the logs."""
+    """It reads again half a tombstone TTL after it read the logs."""
     log.append([DeleteOp("two")])
     with world.open("b") as b:
         for number in range(100):

@@ -1,4 +1,4 @@
-"""Errors of opslog by way of Spark: short, and found again as what they are."""
+"""Errors of opslog that come through Spark: they are short, and keep their type."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def written(spark: SparkSession, store: Path, row: tuple[str, ...], columns: str
 
 
 def fault(action: Callable[[], object], kind: type[PySparkException]) -> BaseException:
-    """The cause of an action's error; its text has one line of opslog's, and few others."""
+    """The cause of an action's error. Its text has one line of opslog's, and few others."""
     with pytest.raises(kind) as raised:
         action()
     assert len(str(raised.value).strip().splitlines()) <= 5

@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md run and print what is shown."""
+"""The examples of docs/spark.md run, and print what the page shows."""
 
 from __future__ import annotations
 

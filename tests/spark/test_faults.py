@@ -1,4 +1,4 @@
-"""Files that compactions and jobs leave behind when tasks and drivers die, and beside live writers."""
+"""Files that compactions and jobs leave when tasks and drivers die, and compactions beside live writers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from opslog.verify.verify import verify
 from tests.support import programs
 from tests.support.processes import start
 
-# Tasks run where no tests are installed.
+# No tests are installed where tasks run.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 
@@ -57,14 +57,14 @@ def library_compaction(url: Path) -> Compaction:
 
 
 def _write_parts(batches: Batches, **arguments: object) -> Batches:
-    # Taken from the installed module, which no test has changed.
+    # Taken from the installed module, which no test has patched.
     from opslog.spark.compaction import executing as installed
 
     return installed.write_parts(batches, **arguments)  # type: ignore[arg-type]
 
 
 def killed_first(batches: Batches, **arguments: object) -> Batches:
-    """The first attempt writes its parts, and its process dies then."""
+    """The first attempt writes its parts, and then its process dies."""
     from pyspark import TaskContext
 
     yield from _write_parts(batches, **arguments)
@@ -74,7 +74,7 @@ def killed_first(batches: Batches, **arguments: object) -> Batches:
 
 
 def twice(batches: Batches, **arguments: object) -> Batches:
-    """Two attempts that both come to the end, as with speculation."""
+    """Two attempts both reach their end, as with speculation."""
     rows = list(batches)
     first = list(_write_parts(iter(rows), **arguments))
     second = list(_write_parts(iter(rows), **arguments))
@@ -121,7 +121,7 @@ def test_a_driver_that_dies_before_the_manifest_leaves_what_is_collected(
     before = documents(tmp_path)
 
     class DeadError(BaseException):
-        """Nothing catches it, so nothing is cleaned up."""
+        """No code catches it, so no code cleans up."""
 
     def die(*_: object) -> None:
         raise DeadError
@@ -171,7 +171,7 @@ def test_idle_agents_are_sealed_and_live_ones_left_alone(spark: SparkSession, tm
 
 
 def beside_writers(spark: SparkSession, url: Path, writers: int, commits: int) -> None:
-    """Nothing that is acknowledged is lost while Spark compacts without a pause."""
+    """Nothing acknowledged is lost while Spark compacts without a pause."""
     settings = opslog.Settings(undo_window=3, grace_seconds=0)
     opslog.open(url, settings=settings).close()
     with ExitStack() as stack:

@@ -1,5 +1,5 @@
-"""Real histories of hundreds of authors, with compactions on the way: the state is the true tree in Spark, too, now and
-at earlier points."""
+"""Real histories of hundreds of authors, with compactions in between: Spark also finds the true tree, now and at
+earlier points."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ spark.stop()
 
 @pytest.fixture
 def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH on which everything is that Spark's scripts need, but no Java."""
+    """A PATH with everything that Spark's scripts need, except Java."""
     for command in ("bash", "sh", "dirname", "ps", "head", "uname", "basename", "python3"):
         found = next(Path(folder, command) for folder in ("/usr/bin", "/bin") if Path(folder, command).exists())
         (tmp_path / command).symlink_to(found)
@@ -36,7 +36,7 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fake_java(folder: Path, version: str) -> None:
-    """A command that claims to be a Java of that version, as the real one says it."""
+    """A command that reports that version as the real Java does."""
     folder.mkdir(parents=True, exist_ok=True)
     java = folder / "java"
     text = f"    java.home = {folder}\n    java.specification.version = {version}\n"

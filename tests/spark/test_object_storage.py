@@ -1,4 +1,4 @@
-"""Everything that Spark does with a store, on real S3 servers: reading, writing back, compaction and streams."""
+"""Everything that Spark does with a store, on real S3 servers: reading, writing, compaction and streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ SETTINGS = opslog.Settings(undo_window=3, grace_seconds=0)
 
 @pytest.fixture
 def options(s3_server: Any) -> dict[str, Any]:
-    """The server's address for Spark's workers, whose environment is older than the server."""
+    """The server's address for Spark's workers, which started before the server and do not have it in their
+    environment."""
     return {
         "endpoint_url": s3_server.environment["AWS_ENDPOINT_URL"],
         "key": "testing",

@@ -1,4 +1,4 @@
-"""The rows that a stream delivers, without Spark: every commit once, and after a gap the state."""
+"""The rows that a stream delivers, without Spark: every commit once, and the state after a gap."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Stream:
         self.sink = Sink()
 
     def step(self) -> list[Row]:
-        """One batch."""
+        """Process one batch."""
         end = self.reader.latestOffset(self.offset, self.limit)
         return self.deliver(end)
 
@@ -59,7 +59,7 @@ class Stream:
         return found
 
     def drain(self) -> None:
-        """Until nothing is left."""
+        """Process batches until nothing is left."""
         while (before := self.offset) is not None:
             found = self.step()
             if self.offset == before:
@@ -84,12 +84,12 @@ def logged(url: str) -> Counter[tuple[str, int]]:
 
 @pytest.fixture(params=["directory", "bucket"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where segments grow, and where each append is one."""
+    """Two kinds: segments grow, or each append is a segment."""
     return str(tmp_path / "store") if request.param == "directory" else f"bucket://streaming-{next(_numbers)}"
 
 
 class Writers:
-    """Three agents that do something at random."""
+    """Three agents that do random things."""
 
     def __init__(self, url: str, choices: random.Random) -> None:
         self.url = url
@@ -161,7 +161,7 @@ def follow_at_random(url: str, seed: int, limit: ReadLimit) -> None:
         elif chance < 0.95:
             stream.step()
         else:
-            # Planned, and carried out when what it is about was collected: a driver that was killed in between.
+            # Planned, but carried out only after its commits were collected: the driver was killed in between.
             end = stream.reader.latestOffset(stream.offset, limit)
             for _ in range(10):
                 writers.some_writes()
@@ -229,7 +229,7 @@ def test_a_stream_that_must_not_resync_says_what_is_missing(url: str) -> None:
 
 
 def test_commits_collected_after_they_were_read_are_no_gap(url: str) -> None:
-    """The end of a segment that is gone was read: what follows is in the next one, and nothing is missing."""
+    """The end of a removed segment was read. What follows is in the next segment, and nothing is missing."""
     write(url, "a", 10)
     stream = Stream(url, ongap="fail")
     stream.drain()
@@ -247,7 +247,7 @@ def test_commits_collected_after_they_were_read_are_no_gap(url: str) -> None:
 
 
 def vanish(url: str) -> None:
-    """Compactions seal the logs of idle agents, compact them whole, and collect them."""
+    """Compactions seal the logs of idle agents, and compact and collect all of their commits."""
     for _ in range(3):
         compact(url)
 
@@ -259,7 +259,7 @@ def vanished(url: str, agent: str) -> bool:
 
 @pytest.fixture
 def bucket_url() -> str:
-    """A store where each append is a segment, so that nothing at all may be left of a log."""
+    """A store where each append is a segment, so that a log may vanish as a whole."""
     return f"bucket://streaming-{next(_numbers)}"
 
 
@@ -312,7 +312,7 @@ def test_a_stream_that_must_not_resync_says_that_a_log_vanished(bucket_url: str)
 
 
 def test_a_seal_that_vanished_unread_is_no_gap(bucket_url: str) -> None:
-    """All that the agents wrote was read. Every agent that is idle for a day is sealed."""
+    """Everything that the agents wrote was read. Every agent that is idle for a day is sealed."""
     for agent in "abc":
         write(bucket_url, agent, 5, settings=SEALING)
     stream = Stream(bucket_url, ongap="fail")
@@ -396,7 +396,7 @@ def test_planned_files_removed_by_hand_are_damage(url: str, known: bool) -> None
 
 
 def test_a_log_that_ends_before_what_was_read_of_it_is_damage(url: str) -> None:
-    """As in a store that was restored from a backup: what the agent writes next would have numbers that were read."""
+    """As in a store restored from a backup: the agent's next commits would have numbers that were already read."""
     write(url, "a", 5)
     write(url, "a", 5)
     stream = Stream(url)
@@ -416,7 +416,7 @@ def test_a_log_that_ends_before_what_was_read_of_it_is_damage(url: str) -> None:
 
 
 def test_a_planned_batch_before_a_gap_does_not_deliver_the_state_twice(url: str) -> None:
-    """The batch ends where the gap still lies ahead, so the next one begins with a state: one is enough."""
+    """The batch ends before the gap, so the next one begins with the state. One state is enough."""
     write(url, "a", 10)
     stream = Stream(url)
     stream.drain()
@@ -501,7 +501,7 @@ def test_a_torn_line_waits_until_it_is_whole(tmp_path: Path) -> None:
     segment.write_bytes(b"".join(whole) + last)
     stream.step()
     assert [row["clock"] for row in stream.sink.rows] == [1, 2, 3]
-    # One that stays torn, because its writer died, is passed over when a new session has begun.
+    # A line of a dead writer stays torn. The stream passes over it when a new session has begun.
     segment.write_bytes(segment.read_bytes() + last[:20])
     write(str(tmp_path), "a", 1)
     stream.drain()

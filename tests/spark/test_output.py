@@ -1,4 +1,4 @@
-"""Replay by Spark from the command line: what Python writes, in several files."""
+"""A replay by Spark from the command line: the same documents as Python's, in several files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a job: every byte of every log once, wherever it is cut, and the cut that a compaction would make."""
+"""The plan of a job: each byte of each log once, wherever logs are divided, and the same cut as a compaction."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _numbers = count()
 
 @pytest.fixture(params=["memory", "bucket"])
 def url(request: pytest.FixtureRequest) -> str:
-    """A store whose segments grow, and one where each append is a segment."""
+    """Two kinds: segments grow, or each append is a segment."""
     return f"{request.param}://planning-{next(_numbers)}"
 
 
 def fill(url: str, seed: int, sessions: int = 6) -> None:
-    """Agents that come and go, undo, and compact."""
+    """Agents come and go, undo, and compact."""
     chance = random.Random(seed)
     settings = opslog.Settings(undo_window=3, grace_seconds=0, undo_ttl_seconds=0)
     for _ in range(sessions):
@@ -55,7 +55,7 @@ def fill(url: str, seed: int, sessions: int = 6) -> None:
 
 
 def lines(backend: Backend, log: Log) -> bytes:
-    """All bytes of a log behind its start."""
+    """All bytes of a log after its start."""
     data = [backend.read(segment_path(log.agent, segment.number), 0, segment.bytes) for segment in log.segments]
     return b"".join(data)[log.start.offset :] if data else b""
 
@@ -81,7 +81,7 @@ def test_slices_are_every_byte_once(url: str, split_bytes: int, find: Callable[[
 
 @pytest.mark.parametrize("find", [survey_state, survey_retained])
 def test_there_are_logs_to_cut(url: str, find: Callable[[Backend], planning.JobSurvey]) -> None:
-    """Otherwise the test above would show nothing."""
+    """Otherwise the test above would prove nothing."""
     fill(url, 1)
     found = find(open_backend(url))
     assert len(found.logs) > 1
@@ -170,7 +170,7 @@ def test_a_segment_that_is_lost_is_an_error(url: str) -> None:
 
 
 def test_a_log_that_lost_its_beginning_is_damaged(url: str) -> None:
-    """`Store.ops` says the same."""
+    """`Store.ops` reports the same."""
     for number in range(3):
         with opslog.open(url, agent="a", compact_after=None) as store:
             store["x"] = {"n": number}
@@ -183,7 +183,7 @@ def test_a_log_that_lost_its_beginning_is_damaged(url: str) -> None:
 
 
 def test_a_commit_from_the_future_takes_away_no_past() -> None:
-    """By the rule of the library: what is compacted was written by then, whatever time it claims."""
+    """The library has the same rule: a commit that is compacted was written by then, whatever time it claims."""
     now = [1_800_000_000.0]
     url = f"memory://planning-{next(_numbers)}"
     backend = open_backend(url, now=lambda: now[0])

@@ -1,4 +1,4 @@
-"""Commands with a Spark of their own: nothing of its noise is shown, and Ctrl-C ends all of it without a trace."""
+"""Commands with a Spark of their own: they show none of its noise, and Ctrl-C ends everything without a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 STARTING = "opslog: starting Spark, which takes some seconds\n"
 
-# What each Python of Spark's begins with: those that are to work say that they are there, and wait for ever.
+# Every Python process of Spark's starts with this. One that is to work reports that it is there, and waits for ever.
 WAITING = """
 import os, pathlib, signal, sys, time
 def wait():
@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def started(store: Path, **environment: str) -> subprocess.Popen[str]:
-    """A replay, whose processes are a group as those of a command at a terminal are."""
+    """Starts a replay. Its processes form a group, as those of a command at a terminal do."""
     command = [*INTERRUPTED_PROGRAM, "replay", "--engine", "spark", str(store), "--to", str(store.with_name("out"))]
     return subprocess.Popen(
         command,
@@ -50,7 +50,7 @@ def started(store: Path, **environment: str) -> subprocess.Popen[str]:
 
 
 def interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """As Ctrl-C does it. Returns what was said, once every process that could say something is gone."""
+    """Interrupt as Ctrl-C does. Returns the output, as soon as every process that could write some is gone."""
     os.killpg(process.pid, signal.SIGINT)
     try:
         return process.communicate(timeout=120)
@@ -71,7 +71,7 @@ def test_an_interrupt_while_spark_starts_leaves_nothing(store: Path) -> None:
 
 
 def test_an_interrupt_during_a_fork_is_not_ignored() -> None:
-    """Python ignores what is raised in a function that it calls around a fork."""
+    """Python ignores exceptions in a function that it calls around a fork."""
     script = """
 import os, signal, sys
 from opslog.spark import jobs

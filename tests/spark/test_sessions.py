@@ -34,14 +34,14 @@ def test_a_session_that_is_there_is_used(spark: SparkSession) -> None:
 
 
 class Settings(SparkSession.Builder):
-    """A builder that gives back its settings, and starts nothing."""
+    """A builder that returns its settings, and starts nothing."""
 
     def getOrCreate(self) -> Any:
         return self._options
 
 
 def test_a_session_of_another_kind_is_found_by_its_own_builder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of Spark Connect are, in a notebook that was given one."""
+    """For example, a notebook may get a session of Spark Connect."""
 
     class Connected:
         builder = Settings()
@@ -67,7 +67,7 @@ def test_where_a_session_starts(
     monkeypatch: pytest.MonkeyPatch, remote: str | None, master: str | None, expected: dict[str, str]
 ) -> None:
     for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE"):
-        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.setenv(name, "")  # so that it is restored afterwards
         monkeypatch.delenv(name)
     if remote is not None:
         monkeypatch.setenv("SPARK_REMOTE", remote)

@@ -1,4 +1,4 @@
-"""The data source and replay through Spark: the same rows as the library's, options, SQL, filters and errors."""
+"""The data source and replay through Spark: the same rows as the library, options, SQL, filters and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.random_stores import live, row, state, tear
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store that had an eventful life."""
+    """A store with an eventful life."""
     url = str(tmp_path_factory.mktemp("source") / "store")
     live(url, random.Random(11), tear=tear)
     with opslog.open(url, agent="last", settings=opslog.Settings(undo_window=3)) as last:
@@ -97,7 +97,7 @@ def through_replay(spark: SparkSession, url: str, split_bytes: int, as_of: int |
 
 
 def many(spark: SparkSession, folder: Path, seeds: range, through: Through) -> None:
-    """Stores by the dozen, all of them in one job, half of them at a clock before the newest."""
+    """Many stores, all in one job, half of them at a clock before the newest one."""
     expected = []
     frames = []
     for seed in seeds:
@@ -158,8 +158,8 @@ CONDITIONS = [
 
 @pytest.mark.parametrize("view", ["state", "ops"])
 def test_filters(spark: SparkSession, store: str, view: str) -> None:
-    """The same, whether Spark hands them to the source or not. Where they are enabled, and not asked for, one DataFrame
-    may be used many times."""
+    """The result is the same whether or not Spark passes them to the source. One DataFrame may be used many times if
+    they are enabled and it has none."""
 
     def found(frames: list[DataFrame]) -> list[tuple[Any, ...]]:
         each = [
@@ -176,7 +176,7 @@ def test_filters(spark: SparkSession, store: str, view: str) -> None:
 
 @pytest.mark.parametrize("s3_server", ["moto"], indirect=True)
 def test_object_storage_with_options(spark: SparkSession, s3_server: Any) -> None:
-    """The workers know nothing of the server but what the options say."""
+    """The workers get the server's address only from the options."""
     url = f"{s3_server.url}/spark"
     with opslog.open(url, agent="a", compact_after=None) as writer:
         for n in range(10):

@@ -1,4 +1,4 @@
-"""Tasks that Spark runs twice at once: both attempts do all of their work, and it counts once."""
+"""Tasks that Spark runs twice at once: both attempts do all their work, and it counts once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def run(master: str, url: Path, job: str) -> set[str]:
-    """Have one job done. Returns which attempts of which of its steps did all of their work at once."""
+    """Run one job. Returns which attempts of which steps did all their work at once."""
     attempts = Path(f"{url}-attempts")
     attempts.mkdir()
     command = [sys.executable, str(PROGRAM), master, str(url), job]
@@ -41,7 +41,7 @@ def run(master: str, url: Path, job: str) -> set[str]:
 
 
 def documents(url: Path) -> dict[str, object]:
-    """All of them, in a store that is sound and in which nothing is left over."""
+    """All documents of a store that must be sound and have no extra files."""
     with closing(open_backend(str(url))) as backend:
         assert verify(backend).problems == []
         assert backend.list("staging/") == []

@@ -1,4 +1,5 @@
-"""The stream in Spark: restarts, crashes and gaps with a checkpoint; what a batch has is in test_offsets.py."""
+"""The stream in Spark: restarts, crashes and gaps with a checkpoint. The content of batches is tested in
+test_offsets.py."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SETTINGS = opslog.Settings(undo_window=3, grace_seconds=0.0)
 
 
 class Folder:
-    """A consumer on disk: one file per batch, whole or not there. A batch that comes again replaces its file."""
+    """A consumer on disk: one file for each batch, complete or absent. A repeated batch replaces its file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +79,7 @@ def reading(spark: SparkSession, **options: Any) -> DataStreamReader:
 
 
 def run(spark: SparkSession, root: Path, folder: Folder, **options: Any) -> None:
-    """Everything that is there now, from where the checkpoint says on."""
+    """Process everything that is there now, from the checkpoint on."""
     start(reading(spark, **options).load(str(root)), root, folder, availableNow=True).awaitTermination()
 
 
@@ -112,7 +113,7 @@ def test_each_run_delivers_what_is_new(spark: SparkSession, root: Path, folder: 
 
 
 def test_a_batch_that_failed_comes_again(spark: SparkSession, root: Path, folder: Folder) -> None:
-    """And what was torn when it failed comes later, once it is whole."""
+    """A line that was torn when the batch failed comes later, as soon as it is whole."""
     write(root, "a", 4)
     (segment,) = root.glob("ops/a/*")
     whole = segment.read_bytes()
@@ -211,8 +212,8 @@ def test_a_driver_that_dies_loses_and_repeats_nothing(root: Path, folder: Folder
         return subprocess.run(command, cwd=Path(__file__).parents[2], env={**os.environ}, check=False).returncode
 
     write(root, "a", 20)
-    assert drive(2) == 9  # after it has taken batch 1
-    assert drive(2) == 9  # in the middle of batch 2, which is after batch 1 came again
+    assert drive(2) == 9  # killed after it has processed batch 1
+    assert drive(2) == 9  # killed in the middle of batch 2, after batch 1 was repeated
     for _ in range(2):
         write(root, "b", 10)
         compact(root)

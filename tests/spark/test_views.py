@@ -1,5 +1,5 @@
-"""All tasks of a view together are what the library says, wherever the store is cut. Without Spark itself: its part is
-in test_source.py."""
+"""All tasks of a view together give the library's result, wherever the store is divided. This runs without Spark;
+test_source.py tests Spark's part."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _numbers = count()
 
 
 def rows(url: str, view: View, asked: Asked = EVERYTHING) -> list[tuple[Any, ...]]:
-    """The rows of all tasks of a view, each task sent to another process and back."""
+    """The rows of all tasks of a view. Each task is sent to another process and back."""
     backend = open_backend(url, create=False)
     view = pickle.loads(pickle.dumps(view))
     tasks = pickle.loads(pickle.dumps(view.plan(backend, asked)))
@@ -52,7 +52,7 @@ def rows(url: str, view: View, asked: Asked = EVERYTHING) -> list[tuple[Any, ...
 
 
 def best(candidates: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The state, from the candidates."""
+    """The state, computed from the candidates."""
     found: dict[str, tuple[Any, ...]] = {}
     for each in candidates:
         known = found.get(each[0])
@@ -62,7 +62,7 @@ def best(candidates: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def ops(commits: list[Commit], undone: set[tuple[int, str]]) -> Iterator[tuple[Any, ...]]:
-    """Commits as rows of the ops view, without their places in files."""
+    """Commits as rows of the ops view, without their positions in files."""
     for commit in commits:
         head = commit.agent, commit.clock, commit.ts
         cancelled = (commit.by or None, commit.tx or None, commit.stamp in undone)
@@ -85,7 +85,7 @@ def ops(commits: list[Commit], undone: set[tuple[int, str]]) -> Iterator[tuple[A
 
 
 def points(url: str, chance: random.Random) -> list[Point]:
-    """Some clocks and times, of which some were compacted away."""
+    """Some clocks and times; some of them lie before commits that were compacted."""
     with opslog.open(url, read_only=True) as store:
         commits = list(store.ops())
     chosen = [chance.choice(commits) for _ in range(2)] if commits else []
@@ -136,7 +136,7 @@ def check_archives(url: str, split_bytes: int) -> None:
 
 
 def check_reference(url: str) -> None:
-    """Where nothing was collected, the plain reference must agree."""
+    """If nothing was collected, the plain reference must agree."""
     with opslog.open(url, read_only=True) as store:
         commits = list(store.ops())
         everything = min((commit.clock for commit in commits), default=1) == 1 and store.stats().manifest == 1
@@ -197,7 +197,7 @@ def test_thousands_of_random_stores(tail_bytes: int, chance: random.Random) -> N
 
 @pytest.fixture
 def long_lines(tmp_path: Path) -> str:
-    """One log with lines of some megabytes among short ones, undone across them."""
+    """A log that has lines of some megabytes among short ones, with undos across them."""
     url = str(tmp_path / "store")
     with opslog.open(url, agent="a", settings=opslog.Settings(undo_window=4), compact_after=None) as store:
         for n in range(12):
@@ -217,7 +217,7 @@ def test_lines_longer_than_splits(long_lines: str, split_bytes: int) -> None:
 
 @pytest.mark.parametrize("distinct", [3, 10**6])
 def test_combining_goes_on_where_it_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distinct: int) -> None:
-    """With a block of a few commits: hot documents are one row per task, others are passed on block by block."""
+    """With a block of a few commits: hot documents become one row per task, others are passed on block by block."""
     monkeypatch.setattr(splits, "BLOCK_BYTES", 4000)
     monkeypatch.setattr(log, "_CHUNK_BYTES", 2000)
     url = str(tmp_path / "store")
@@ -263,7 +263,7 @@ def test_only_the_requested_rows_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("view", [StateView(), CandidatesView(), OpsView()], ids=["state", "candidates", "ops"])
 @pytest.mark.parametrize("collected", [True, False])
 def test_a_file_that_is_gone(tmp_path: Path, view: View, collected: bool) -> None:
-    """Collected while the job ran: run it again. Otherwise it is damage."""
+    """If it was collected while the job ran, the error says to run the job again. Otherwise it is damage."""
     url = str(tmp_path / "store")
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     for n in range(3):
@@ -291,7 +291,7 @@ def test_a_file_that_is_gone(tmp_path: Path, view: View, collected: bool) -> Non
 def test_zeros_that_a_power_cut_left_are_a_torn_tail_wherever_a_log_is_divided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hole: tuple[int, int], split_bytes: int
 ) -> None:
-    """Behind them are good lines of the same append, in other splits, which do not count either."""
+    """The lines after the zeros are good lines of the same append, in other splits. They do not count either."""
     monkeypatch.setattr(views, "TAIL_BYTES", 0)
     url = str(tmp_path)
     with opslog.open(url, agent="a", compact_after=None) as store:

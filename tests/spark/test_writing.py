@@ -25,12 +25,12 @@ from opslog.spark.write.rows import Columns
 from opslog.spark.write.writing import OpslogWriter, Staged
 from opslog.verify.verify import verify
 
-# Tasks run where no tests are installed.
+# No tests are installed where tasks run.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 
 class Unlucky(OpslogWriter):
-    """Puts its rows aside, and fails then: the first attempt, or every one."""
+    """Stores its rows, and then fails: in the first attempt, or in every one."""
 
     always = False
 
@@ -130,7 +130,7 @@ def test_each_row_counts_once_when_tasks_fail(spark: SparkSession, tmp_path: Pat
         spark.dataSource.register(source)
     rows = spark.range(0, 40, 1, 3).selectExpr("concat('row-', id) id", "id n")
     with pytest.raises(Exception, match="unlucky"):
-        # One task: of several, another one may still be writing when the job has failed and was cleaned up after.
+        # One task: with several, another one may still write after the job has failed and was cleaned up.
         rows.coalesce(1).write.format("doomed").option("agent", "etl").mode("append").save(str(tmp_path))
     assert len(documents(tmp_path)) == 20
     assert commits(tmp_path, "etl") == 0
@@ -147,7 +147,7 @@ def test_each_row_counts_once_when_tasks_fail(spark: SparkSession, tmp_path: Pat
 
 
 class Job:
-    """A job whose tasks run when they are asked to."""
+    """A job whose tasks run when the test says so."""
 
     def __init__(
         self, url: Path, monkeypatch: pytest.MonkeyPatch, *, overwrite: bool = False, conditional: bool = False

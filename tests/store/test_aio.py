@@ -25,7 +25,7 @@ TASKS = 64
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test in an event loop that complains about what was never awaited or never ends."""
+    """Runs a test in an event loop that reports coroutines that are never awaited and tasks that never end."""
 
     @wraps(test)
     def run(*arguments: Any, **options: Any) -> None:
@@ -104,7 +104,7 @@ async def test_tasks_writing_at_once_lose_nothing_and_share_appends(
 @pytest.mark.parametrize("durability", ["fsync", "buffered"])
 @in_a_loop
 async def test_a_cancelled_set_has_happened_or_not(url: str, durability: Any) -> None:
-    """Tasks are cancelled at each step of their way; what others wrote is there, and the store goes on."""
+    """Tasks are cancelled at each step of their way. What others wrote is there, and the store goes on working."""
     done: set[str] = set()
     async with opslog.aio.open(url, agent="a", durability=durability, compact_after=None) as store:
 
@@ -147,8 +147,8 @@ async def test_a_set_needs_the_thread_pool_only_to_look_up_a_version(url: str, m
 
 @in_a_loop
 async def test_a_write_after_a_long_absence_reads_what_is_new_first(url: str) -> None:
-    """Whoever has not refreshed for half of the tombstone TTL must not write with the clock of then: the tombstone that
-    would decide may be gone."""
+    """A store that has not refreshed for half of the tombstone TTL must not write with its old clock: the tombstone
+    that would decide may be gone."""
     now = [1000.0]
     environment = Environment(time=lambda: 1_800_000_000.0 + now[0], monotonic=lambda: now[0])
     settings = opslog.Settings(tombstone_ttl_seconds=100)
@@ -260,7 +260,7 @@ async def test_an_opening_that_is_cancelled_gives_the_name_back(tmp_path: Path) 
         with suppress(asyncio.CancelledError):
             await (await opening).close()
         async with asyncio.timeout(30):
-            while True:  # its thread may be about to give the name back
+            while True:  # its thread may be about to release the name
                 with suppress(opslog.AgentBusyError):
                     await (await opslog.aio.open(tmp_path, agent="a")).close()
                     break
@@ -374,7 +374,7 @@ async def test_automatic_compactions_and_types(tmp_path: Path, monkeypatch: pyte
 
 
 def test_both_kinds_of_store_have_the_same_calls() -> None:
-    """A call that one of them gets, the other one gets, too."""
+    """Every call of one of them exists in the other one."""
 
     def calls(store: type) -> dict[str, list[str]]:
         names = [name for name in dir(store) if not name.startswith("_")]

@@ -1,4 +1,4 @@
-"""Blocks of `Store.batch`, however they begin and end: what they have collected is committed as one, or forgotten."""
+"""Blocks of `Store.batch`, however they begin and end: their writes are committed as one, or discarded."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    """One that writes to its log when it is flushed."""
+    """A store that writes to its log only when it is flushed."""
     options: dict[str, Any] = {"durability": "buffered", "buffer_seconds": 3600.0, "compact_after": None}
     with opslog.open(f"memory://batches-{next(_numbers)}", agent="a", **options) as store:
         yield store
 
 
 class InterruptError(BaseException):
-    """As the handler of a signal raises it."""
+    """As a signal handler raises it."""
 
 
 def with_block(store: Store) -> None:
@@ -44,7 +44,7 @@ def nested(store: Store) -> None:
 
 
 def in_a_generator(store: Store) -> None:
-    """Where an exception leaves the generator early, as it can, the batch stays open until that exception is gone."""
+    """If an exception leaves the generator early, the batch may stay open until that exception is gone."""
 
     @contextmanager
     def both() -> Iterator[None]:
@@ -58,7 +58,7 @@ def in_a_generator(store: Store) -> None:
 
 @pytest.mark.parametrize("call", [with_block, nested, in_a_generator])
 def test_no_batch_stays_open_wherever_an_exception_ends_its_block(store: Store, call: Callable[[Store], None]) -> None:
-    """Also while the exception is kept, with all that its traceback holds on to."""
+    """Also while the program keeps the exception, with everything that it refers to."""
     kept: BaseException | None = None
     for number in itertools.count(1):
         came: list[Place] = []

@@ -1,5 +1,5 @@
-"""What a crash loses of what was written with `durability="buffered"`: less than two buffers, however slow the storage
-is. `docs/operations.md` states it."""
+"""A crash of a store with `durability="buffered"` loses less than two buffers, however slow the storage is.
+`docs/operations.md` says so."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BUFFER_BYTES = 16 * 1024
 
 @contextmanager
 def stalled_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """No fdatasync returns inside the block; set once one is under way."""
+    """No fdatasync returns inside the block. The event is set as soon as one is under way."""
     stuck, go_on, datasync = threading.Event(), threading.Event(), posix.datasync
 
     def stall(descriptor: int) -> None:
@@ -45,7 +45,7 @@ def stalled_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @contextmanager
 def stalled_bucket(url: str) -> Iterator[threading.Event]:
-    """Likewise for puts."""
+    """The same for puts."""
     stuck, go_on = threading.Event(), threading.Event()
 
     def stall(request: bucket.Request) -> None:
@@ -66,8 +66,8 @@ def stalled_bucket(url: str) -> Iterator[threading.Event]:
 def test_a_crash_loses_less_than_two_buffers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str, writers: int, size: int
 ) -> None:
-    """The storage pauses, and writers go on until each of them waits; what is acknowledged by then and not in the
-    log is what a crash would lose."""
+    """The storage pauses, and writers continue until each of them waits. What is then acknowledged and not in the log
+    is what a crash would lose."""
     url = str(tmp_path / "store") if storage == "directory" else f"bucket://buffers-{tmp_path.name}"
     options: dict[str, Any] = {"buffer_seconds": 3600, "buffer_bytes": BUFFER_BYTES, "compact_after": None}
     document = {"text": "x" * size}
@@ -81,7 +81,7 @@ def test_a_crash_loses_less_than_two_buffers(
         alone, run = log._alone, log._alone.run
 
         def wait(work: Callable[..., Any], *arguments: Any) -> Any:
-            waiting.add(threading.get_ident())  # in the append that does not return, or behind it
+            waiting.add(threading.get_ident())  # in the append that does not return, or after it in the queue
             try:
                 return run(work, *arguments)
             finally:
@@ -107,7 +107,7 @@ def test_a_crash_loses_less_than_two_buffers(
     backend = open_backend(url, create=False)
     paths = [segment_path("a", segment.number) for segment in list_log(backend, "a")]
     written = [commit for path in paths for commit in decode_commits(backend.read(path), path, 0)]
-    # As they are in the buffer; in the log a line that was written together with the one before it is longer.
+    # The line sizes in the buffer; in the log a line that was written together with the one before it is longer.
     lost = sum(len(encode_commit(one)) for one in written if isinstance(one, opslog.Set) and one.id in would_be_lost)
     assert lost < 2 * BUFFER_BYTES
     assert lost or size > BUFFER_BYTES, "a commit beyond the size of the buffer waits until it is written"
@@ -115,6 +115,6 @@ def test_a_crash_loses_less_than_two_buffers(
 
 
 def test_a_commit_takes_fourteen_bytes_more_where_it_is_written_together_with_another() -> None:
-    """So much more than two buffers may be missing in the log, for each commit that a crash loses."""
+    """A crash may lose this much more than two buffers in the log, for each commit."""
     line = encode_commit(opslog.Set("2026-11-20T12:00:00.000000Z", 1, "a", "x", msgspec.Raw(b"{}")))
     assert len(joined(line)) - len(line) == 14

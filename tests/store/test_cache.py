@@ -1,4 +1,4 @@
-"""Documents that are kept decoded: what is read is always what counts, and the caller's own."""
+"""Documents that stay decoded in memory: a read returns the current document, and the caller owns the result."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def large(store: opslog.Store[Document]) -> None:
 
 @pytest.mark.parametrize("prepare", [lambda store: None, large], ids=["small", "large"])
 def test_every_change_is_seen(tmp_path: Path, prepare: Callable[[opslog.Store[Document]], None]) -> None:
-    """By the writer and by another store: sets, deletes, undos, batches, compactions, reloads, in all orders."""
+    """By the writer and by another store: sets, deletes, undos, batches, compactions and reloads, in all orders."""
     choose = random.Random(7)
     settings = opslog.Settings(undo_window=4, grace_seconds=0)
     with opslog.open(tmp_path, settings=settings, compact_after=None) as store:
@@ -164,12 +164,12 @@ def test_memory_is_bounded_and_what_was_kept_first_goes_first(tmp_path: Path) ->
         assert stats.cached_bytes == sum(known.size for known in kept.by_id.values())
         assert "long" not in kept.by_id  # it alone would take half of it
         for _ in range(60):
-            store.get("0000")  # what is read often is kept again
+            store.get("0000")  # a document that is read often is kept again
         assert "0000" in kept.by_id
 
 
 def test_what_is_read_once_takes_the_place_of_nothing(tmp_path: Path) -> None:
-    """Nor are more ids remembered than a part of what is kept."""
+    """Nor does the store remember more ids than a part of the number of documents that it keeps."""
     with opslog.open(tmp_path, durability="buffered", cache_bytes=100_000) as store:
         for number in range(3000):
             store[f"{number:04}"] = {"n": number, "list": [number]}
@@ -202,7 +202,7 @@ def test_a_get_that_a_reload_overtakes_does_not_show_what_the_lines_of_the_forme
         asked: list[object] = []
 
         def overtaken(id: str, *rest: Any) -> Any:
-            """Another thread loads another state after this one has got what to search."""
+            """Another thread loads another state after this thread has got the state to search in."""
             if not asked:
                 asked.append(id)
                 replica.between_refreshes(replica._load_again)

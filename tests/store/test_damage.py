@@ -1,4 +1,4 @@
-"""Stores from which something is missing: reading says what and where, and never answers with a part."""
+"""Stores with something missing: a read says what is missing and where, and never returns a part of the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opslog.verify.verify import verify
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two agents' logs, of which a compaction has compacted most, and a run."""
+    """The logs of two agents, most of which a compaction has compacted, and a run."""
     for agent in ("a", "b"):
         with opslog.open(tmp_path, agent=agent, compact_after=None) as store:
             for number in range(60):
@@ -81,7 +81,7 @@ def test_files_lost_while_a_store_is_open_are_named_too(root: Path, call: str) -
 
 
 def test_a_log_that_never_reached_a_manifest_cannot_be_missed(tmp_path: Path) -> None:
-    """The limit of what can be known: before the first compaction nothing else knows of a log."""
+    """This is the limit of what can be known: before the first compaction nothing else names a log."""
     for agent in ("a", "b"):
         with opslog.open(tmp_path, agent=agent) as store:
             store[agent] = {}

@@ -1,5 +1,5 @@
-"""Documents and ids: what a store accepts comes back exactly, from memory, from the log and from a snapshot; what it
-cannot store exactly it refuses, and names the place."""
+"""Documents and ids: an accepted document comes back exactly, from memory, from the log and from a snapshot. If the
+store cannot store it exactly, it refuses it and names the place in it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ EVERYTHING: dict[str, Any] = {
 
 
 def exact(value: object) -> object:
-    """Something that is equal only for values of the same types, keys in the same order and zeros of the same sign."""
+    """A representation that is equal only for values of the same types, with keys in the same order and zeros of the
+    same sign."""
     if isinstance(value, dict):
         return type(value), [(key, exact(item)) for key, item in value.items()]
     if isinstance(value, list):
@@ -93,7 +94,7 @@ def assert_exact(found: Documents, wanted: Documents) -> None:
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    """For one of Hypothesis's examples: its tests share their fixtures."""
+    """A directory for one Hypothesis example, because the examples of a test share their fixtures."""
     path = Path(mkdtemp(prefix="opslog-"))
     try:
         yield path
@@ -187,7 +188,7 @@ class Struct(msgspec.Struct):
 
 LIKE_ANYTHING = type("LikeAnything", (), {"__eq__": lambda self, other: True, "__hash__": lambda self: 0})()
 
-# What it is, and a word that the message has.
+# The document, and a word in the message.
 REFUSED_VALUES = [
     (math.nan, "nan"),
     (math.inf, "inf"),
@@ -269,7 +270,7 @@ def test_a_document_is_a_dict(document: Any) -> None:
 
 
 def nested(levels: int, kind: type) -> dict[str, Any]:
-    """A document of so many levels, itself included."""
+    """A document with this many levels, itself included."""
     value: Any = {}
     for _ in range(levels - 2):
         value = {"k": value} if kind is dict else [value]
@@ -310,7 +311,7 @@ def test_ids_that_no_document_can_have(id: Any) -> None:
 
 
 def test_ids_are_in_the_order_of_code_points(tmp_path: Path) -> None:
-    """Which is not that of UTF-16: those above the surrogates come last."""
+    """UTF-16 has another order, in which code points above U+FFFF do not come last."""
     ids = ["", "\0", "\n", " ", "A", "a", "aa", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff"]
     with opslog.open(tmp_path, agent="a", settings=opslog.Settings(undo_window=3)) as store:
         for id in ids[::-2] + ids[-2::-2]:
@@ -486,7 +487,7 @@ def test_versions_survive_batches_snapshots_and_undo(tmp_path: Path) -> None:
 
 
 class Odd(str):
-    """An id that compares and hashes in its own way."""
+    """An id with its own comparison and hash."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""A buffered store writes its buffer when the program ends, however it ends short of being killed."""
+"""A buffered store writes its buffer when the program ends, unless it is killed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_each_store_is_written_also_where_a_warning_is_an_error(tmp_path: Path) 
 
 
 def test_writes_of_another_function_at_exit_are_written_too(tmp_path: Path) -> None:
-    """It was registered before the store was opened, so it is called after the store's own."""
+    """That function was registered before the store was opened, so it runs after the store's own."""
     program = f"import atexit\natexit.register(lambda: store.set('last', {{}}))\n{OPEN}\nstore['first'] = {{}}"
     assert run(tmp_path, program).returncode == 0
     assert ids(tmp_path) == ["first", "last"]
@@ -73,7 +73,7 @@ def test_writes_of_another_function_at_exit_are_written_too(tmp_path: Path) -> N
     ids=["opslog was imported", "another store was open", "opslog is imported at exit"],
 )
 def test_a_store_opened_at_exit_writes_its_commits(tmp_path: Path, before: str) -> None:
-    """What would write its buffer has run already, or would not be called any more."""
+    """The function that would write its buffer has already run, or would not be called any more."""
     program = f"""
         import atexit
 
@@ -109,7 +109,7 @@ def test_a_forked_child_does_not_write_its_parents_buffer(tmp_path: Path) -> Non
         before = opslog.open(root, read_only=True)
         assert list(before) == ['c'], list(before)
         """
-    # Newer Pythons warn of any fork beside threads.
+    # Newer Pythons warn about any fork in a process with threads.
     done = run(tmp_path, program, "-W", "ignore::DeprecationWarning")
     assert (done.returncode, done.stderr) == (0, "")
     assert ids(tmp_path) == ["a", "c"]

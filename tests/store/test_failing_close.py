@@ -1,4 +1,4 @@
-"""Files whose closing fails, after all that matters is done."""
+"""Files whose closing fails after all important work is done."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opslog.backends.forking import Descriptor
 def test_a_compaction_whose_manifest_is_there_keeps_what_that_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though something failed after the manifest had got its name: closing the file does, on some filesystems."""
+    """Something failed after the manifest had got its name: on some filesystems closing a file can fail."""
     real = Descriptor.close
 
     def close(file: Descriptor) -> None:

@@ -1,4 +1,4 @@
-"""Writes that fail: memory and log agree, the error says what to do, and nothing is dropped in silence."""
+"""Failing writes: memory and log agree, the error says what to do, and no commit is dropped silently."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Write = Callable[[int, bytes], int]
 
 
 def stored(root: Path) -> dict[str, Any]:
-    """The documents that a fresh open finds."""
+    """The documents that a newly opened store finds."""
     with opslog.open(root, read_only=True) as fresh:
         return dict(fresh.items())
 
 
 def write_first(length: int, code: int = errno.ENOSPC) -> Write:
-    """An `os.write` for a disk that has room for so many bytes."""
+    """An `os.write` for a disk that has room for this many bytes."""
     real, room = os.write, length
 
     def write(descriptor: int, data: bytes) -> int:
@@ -68,7 +68,7 @@ KINDS = ["set", "delete", "batch", "undo"]
 
 
 class TestNotWritten:
-    """The storage refuses, and says so before anything has happened."""
+    """The storage refuses the write, and says so before anything has happened."""
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ class TestNotWritten:
                         assert caught.value.durable == 0, "none of this commit, however much of the line was written"
                         assert dict(store.items()) == {"old": {"turn": 2}} == stored(tmp_path)
             assert dict(store.items()) == {"old": {"turn": 2}} == stored(tmp_path)
-            # The disk is well again, and so is the store.
+            # The disk works again, and so does the store.
             attempt()
             store["later"] = {}
             assert dict(store.items()) == stored(tmp_path) != {"old": {"turn": 2}, "later": {}}
@@ -189,7 +189,7 @@ class TestNotWritten:
             with pytest.raises(opslog.OpslogError, match="no store at"):
                 store.refresh()
             copy.rename(root)
-            # The lock of the old directory protects nothing in the new one.
+            # The lock in the old directory does not protect the new one.
             with pytest.raises(opslog.AgentFencedError, match="open it again"):
                 attempts(store)[kind]()
             assert dict(store.items()) == {"old": {"turn": 2}} == stored(root)
@@ -211,7 +211,8 @@ class TestNotWritten:
 
 
 class TestUnknown:
-    """The outcome of a commit is unknown: the store refuses to go on, and reopening shows it whole or not at all."""
+    """The outcome of a commit is unknown: the store refuses further calls, and after reopening the commit is whole or
+    absent."""
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_fdatasync_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
@@ -271,7 +272,7 @@ class TestUnknown:
             assert dict(store.items()) == stored(tmp_path)
 
     def test_an_interrupt_before_an_append(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The commit waits in the queue and goes with the next one, into the log and into memory."""
+        """The commit waits in the queue, and goes with the next one into the log and into memory."""
 
         def wait(self: LogWriter, pending: object) -> None:
             signal.raise_signal(signal.SIGINT)
@@ -287,15 +288,16 @@ class TestUnknown:
 
 
 class TestGroups:
-    """Commits of many threads that went into one append, of which a part fails."""
+    """Commits of many threads share an append, and a part of the append fails."""
 
     THREADS = 8
 
     def write_together(
         self, store: Store, monkeypatch: pytest.MonkeyPatch, second: Callable[[], None]
     ) -> tuple[set[str], dict[str, BaseException]]:
-        """Let one thread's append wait until the commits of all others are queued behind it, which makes them one
-        group; `second` is called before that group is written. Returns whose calls returned, and the others' errors."""
+        """Let one thread's append wait until the commits of all other threads are queued after it. These form one
+        group, and `second` is called before that group is written. Returns whose calls returned, and the errors of the
+        others."""
         real, appends = os.write, 0
         writer = replica_of(store).log
         assert writer is not None
@@ -364,7 +366,7 @@ class TestGroups:
     def test_a_group_whose_leader_is_interrupted_early_is_written_by_a_follower(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Ctrl-C reaches the thread that writes for all just after it has taken the queue."""
+        """Ctrl-C reaches the thread that writes for all of them, just after it has taken the queue."""
         with opslog.open(tmp_path, agent="a") as store:
             store["old"] = {}
             writer = replica_of(store).log
@@ -373,7 +375,7 @@ class TestGroups:
             real_flush, real_append = LogWriter._flush, LogWriter._try_append
 
             def flush(self: LogWriter) -> None:
-                # The leader, holding the log: let the follower queue up, too.
+                # The leader, while it holds the log: let the follower queue its commit, too.
                 if threading.current_thread() is threading.main_thread():
                     follower.start()
                     assert wait_until(lambda: len(self._queue) == 2)
@@ -396,12 +398,12 @@ class TestGroups:
 
 
 class TestBuffered:
-    """`durability="buffered"`: a failure surfaces at the next call, at flush or at close, and nothing is dropped in
-    silence."""
+    """`durability="buffered"`: a failure shows at the next call, at flush or at close, and no commit is dropped
+    silently."""
 
     @staticmethod
     def failed_in_background(store: Store, monkeypatch: pytest.MonkeyPatch, code: int = errno.ENOSPC) -> None:
-        """Set a document, and return when the flusher has failed to write it and the disk is well again."""
+        """Set a document. Return when the flusher has failed to write it and the disk works again."""
         done = threading.Event()
 
         def write(descriptor: int, data: bytes) -> int:
@@ -462,7 +464,8 @@ class TestBuffered:
     def test_a_set_after_a_failure_does_not_outlive_the_lost_commits(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A later commit may rest on an earlier one, so a lost one takes with it all that were queued behind it."""
+        """A later commit may depend on an earlier one. So with a lost commit everything queued after it is lost,
+        too."""
         store = opslog.open(tmp_path, agent="a", durability="buffered")
         store["old"] = {}
         store.flush()
@@ -485,7 +488,7 @@ class TestBuffered:
     def test_an_interrupted_flush_is_not_taken_for_a_good_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # The flusher waits: the interrupt is the main thread's.
+        # The flusher waits, so that the interrupt comes to the main thread.
         store = opslog.open(tmp_path, agent="a", durability="buffered", buffer_seconds=3600)
         store["old"] = {}
         store.flush()
@@ -540,7 +543,7 @@ class TestBuffered:
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
-    """Whether it came true within a minute."""
+    """Whether the condition became true within a minute."""
     event = threading.Event()
     return any(condition() or event.wait(0.001) for _ in range(60_000))
 
@@ -549,8 +552,8 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 def test_a_store_that_broke_and_was_closed_does_not_keep_its_directory_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Any
 ) -> None:
-    """However long somebody keeps the store and the error: what it remembers of the failure is the error without the
-    frames of the call that failed, which have the directory."""
+    """This holds as long as somebody keeps the store and the error. The store remembers the failure as an error without
+    the frames of the failed call, because those hold the directory."""
     root = tmp_path / "store"
     store = opslog.open(root, agent="a", durability=durability, compact_after=None)
 

@@ -1,4 +1,4 @@
-"""find, count and group of an open store: the same answers as a plain filter, in every kind of store."""
+"""find, count and group of an open store: the same answers as from a plain filter, in every kind of store."""
 
 from __future__ import annotations
 

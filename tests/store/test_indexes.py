@@ -1,4 +1,4 @@
-"""Indexes of an open store: when they are made, used, corrected and dropped."""
+"""Indexes of an open store: when they are made, used, updated and dropped."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ def test_an_index_that_finds_too_much_is_not_used(
     assert ids(few) == [f"task-00{number}" for number in range(2, 7)]
     assert store.find(order_by="-status", limit=200).explain == "every document was read"
     assert made == ["tags[*]"], "an index that would be read nearly whole is not made"
-    # A second condition gets its own index, at the next question.
+    # A second condition gets an index of its own at the next question.
     assert ids(store.find("tags[*] = all and status = s7")) == ["task-007", "task-107", "task-207"]
     assert store.find("tags[*] = all and status = s7").explain == "index on status: 3 documents"
     assert store.find("tags[*] = all and number = 400 and status != s1", limit=1) == []
-    # In the order of an index, until it has read too many that do not fulfil the condition.
+    # In the order of an index, until it has read too many documents that do not match.
     assert ids(store.find("tags[*] = all", order_by="-number", limit=2)) == ["task-299", "task-298"]
     none = store.find("tags[*] = all and not number > 3", order_by="-number", limit=2)
     assert ids(none) == ["task-003", "task-002"]
@@ -137,7 +137,7 @@ def answers(store: opslog.Store[Any]) -> list[Any]:
 
 
 def plain_answers(store: opslog.Store[Any]) -> list[Any]:
-    """The same, without indexes."""
+    """The answers of the same questions without indexes."""
     replica = replica_of(store)
     kept, replica.questions._from_indexes = replica.questions._from_indexes, lambda answer, at: None  # type: ignore[method-assign]
     try:
@@ -246,7 +246,7 @@ def compacted(other: opslog.Store[Any]) -> None:
 def test_a_state_that_was_loaded_anew_takes_over_the_indexes(
     tmp_path: Path, made: list[str], work: Callable[[opslog.Store[Any]], None]
 ) -> None:
-    """Whether what differs is in its tail, was in the tail of the one before, or is in a new run."""
+    """The difference may be in the new tail, in the old tail, or in a new run."""
     settings = opslog.Settings(undo_window=2)
     with (
         opslog.open(tmp_path, agent="a", compact_after=None, settings=settings) as store,
@@ -280,7 +280,7 @@ def test_a_question_can_be_asked_of_the_past(root: Path, made: list[str]) -> Non
 
 
 def test_an_index_is_made_beside_writes(store: opslog.Store[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index has the changes that came while it was made."""
+    """The index has the changes that came while it was made."""
 
     class Slow(Index):
         def __init__(self, path: Any, entries: Any) -> None:
@@ -469,7 +469,7 @@ def test_a_typed_document_that_is_not_of_its_type_is_named(tmp_path: Path) -> No
 
 
 class TestInTransactions:
-    """Indexes answer there, too, under what the transaction writes itself."""
+    """Indexes also answer inside a transaction, beneath the transaction's own writes."""
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[opslog.Store[Any]]:
@@ -518,7 +518,7 @@ class TestInTransactions:
             assert [id for id, _ in transaction.find("owner = agent-7", limit=1)] == ["task-0008"]
 
     def test_documents_that_did_not_match_were_read_too(self, store: opslog.Store[Any], tmp_path: Path) -> None:
-        """It has to be durable before the transaction is: as where every document is read."""
+        """The commits that it read have to be durable before the transaction is, as if it had read every document."""
         with opslog.open(tmp_path / "store", agent="b") as other:
             other["task-0007"] = {"owner": "other"}
 

@@ -1,6 +1,6 @@
-"""Writers killed with SIGKILL at random moments, and logs whose last line is cut anywhere.
+"""Writers are killed with SIGKILL at random moments, and the last lines of logs are cut anywhere.
 
-What was acknowledged is there after reopening; what was not is there whole or not at all.
+Acknowledged commits are there after reopening. Others are there whole, or not at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WINDOW = opslog.Settings().undo_window
 
 
 class Journal:
-    """The documents after one agent's commits, computed the plain way: all of them, from the beginning."""
+    """The documents after each of one agent's commits, computed in the plain way from the beginning."""
 
     def __init__(self) -> None:
         self.commits: list[Changes | None] = []
@@ -73,9 +73,9 @@ KINDS = [("set", None), ("batch", None), ("undo", None), ("batch", 20), ("undo",
 def test_a_killed_writer_keeps_every_acknowledged_commit_and_no_half_one(
     place: Place, kind: str, compact_after: int | None, kills: int
 ) -> None:
-    """Where there is a server of ours in between, it is killed, too: while the writer writes, and after the writer.
+    """If there is an opslog server in between, it is killed, too: while the writer writes, and after the writer.
 
-    :param compact_after: with a number, the kills come upon automatic compactions too.
+    :param compact_after: if it is a number, kills also hit automatic compactions.
     """
     rng = random.Random(f"{kind} {compact_after} {kills}")
     url = place.url("plain")
@@ -99,14 +99,14 @@ def test_a_killed_writer_keeps_every_acknowledged_commit_and_no_half_one(
             reopened, found = open_after_kill(place, number)
             with reopened:
                 if found != without:
-                    # Then it is the commit that the kill came upon, and all of it.
+                    # Then it is the commit that the kill interrupted, and all of it.
                     journal.take(announced[-1])
                     assert found == journal.documents()
                     number += 1
                 journal.take({"changes": {"settled": reopened["settled"]}})
                 documents = dict(reopened.items())
                 assert documents == journal.documents()
-                assert list(reopened.ops())  # every line that remains can be read
+                assert list(reopened.ops())  # every remaining line can be read
                 if rng.random() < 0.3:
                     compact(reopened, full=rng.random() < 0.3)
             reader.refresh()
@@ -116,8 +116,8 @@ def test_a_killed_writer_keeps_every_acknowledged_commit_and_no_half_one(
 
 
 def open_after_kill(place: Place, number: int) -> tuple[opslog.Store[Any], Documents]:
-    """The killed writer's store, and what was in it. Then a commit more: behind it nothing can come from the killed
-    process, whose last request may still be under way to a server."""
+    """Opens the killed writer's store, and returns its content. Then it writes one more commit: after that nothing can
+    come from the killed process, whose last request may still be on its way to a server."""
     while True:
         store = opslog.open(place.url("plain"), agent="writer", compact_after=None, **place.options)
         found = dict(store.items())
@@ -130,7 +130,7 @@ def open_after_kill(place: Place, number: int) -> tuple[opslog.Store[Any], Docum
 
 
 def compact(store: opslog.Store[Any], *, full: bool) -> opslog.Compaction:
-    """As soon as the lease of one that was killed is over."""
+    """Compact, as soon as the lease of a killed compaction has run out."""
     done: list[opslog.Compaction] = []
 
     def is_done() -> bool:
@@ -190,7 +190,7 @@ def test_a_last_line_cut_anywhere_harms_nothing_before_and_nothing_after(tmp_pat
 
 
 def check_torn(torn: Path, expected: Documents) -> None:
-    """All who open it see `expected`, and the next commits of its writer, before and after a compaction."""
+    """Everybody who opens it sees `expected` and the next commits of its writer, before and after a compaction."""
     with opslog.open(torn, agent="other", compact_after=None) as other:
         assert dict(other.items()) == expected
         commits = len(list(other.ops()))
@@ -246,7 +246,7 @@ def test_a_killed_compaction_loses_nothing_and_its_garbage_is_collected(
             assert dict(store.items()) == wanted
             with opslog.open(url, read_only=True) as fresh:
                 assert dict(fresh.items()) == wanted
-        # Nobody holds the lock any more, and what was half done is garbage, if it is old enough.
+        # Nobody holds the lock any more, and half-done work counts as garbage, if it is old enough.
         for file in tmp_path.rglob("*.tmp-*"):
             os.utime(file, (0, 0))
 
@@ -255,7 +255,7 @@ def test_a_killed_compaction_loses_nothing_and_its_garbage_is_collected(
                 store["last"] = wanted["last"] = {"turn": turn}
             assert compact(store, full=True).number is not None
             parts = [path for path in place.paths("snapshots/", "compacted") if path.endswith(".jsonl")]
-            # The newest manifest, and the one that it superseded this very moment; a server's moment may be a second.
+            # The newest manifest, and the one that it replaced at this very moment; a server's moment may be a second.
             return len(place.paths("manifests/", "compacted")) <= 2 and len(parts) <= 2
 
         until(is_collected)

@@ -1,6 +1,6 @@
-"""Many processes on one store, of every kind, and one after the other is killed with SIGKILL, at whatever it does.
+"""Many processes of every kind on one store. One after the other is killed with SIGKILL, whatever it is doing.
 
-Nothing that was acknowledged is missing, no commit is there in part, and the store verifies clean.
+No acknowledged commit is missing, no commit is there in part, and the store verifies clean.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 class Worker:
-    """A process that is started again when it was killed, and what was acknowledged to it.
+    """A process that is started again after a kill, and the commits that were acknowledged to it.
 
     :ivar number: the last of its commits that is known to be in the store.
     """
@@ -42,7 +42,7 @@ class Worker:
             self._hear()
 
     def kill(self, after: int) -> None:
-        """Kill it once `after` more acknowledgements came."""
+        """Kill it as soon as `after` more acknowledgements have come."""
         assert self._process is not None
         for _ in range(after):
             self._hear()
@@ -55,8 +55,7 @@ class Worker:
         self.number = self._process.hear()
 
     def check(self, documents: dict[str, Any], archived: dict[str, Any]) -> None:
-        """Whether what is there of it is what it did up to some commit, and that is not before the last acknowledged
-        of."""
+        """The documents are those after one of its commits, and that is not before its last acknowledged one."""
         own = {id: document for id, document in (archived | documents).items() if document["agent"] == self.agent}
         reached = max((document["number"] for document in own.values()), default=0)
         if self.kind == "compact":
@@ -64,7 +63,7 @@ class Worker:
             return
         assert reached >= self.number, f"{self.agent} was acknowledged {self.number}, and {reached} is there"
         expected: dict[str, Any] = {}
-        # Documents are kept in the archive, and otherwise written over by the next few commits.
+        # Archives keep their documents. The next few commits of the other kinds overwrite theirs.
         for number in range(1 if self.kind == "archive" else max(1, reached - 20), reached + 1):
             expected |= programs.made(self.kind, self.agent, number)
         assert own == expected
@@ -94,7 +93,7 @@ def test_nothing_is_lost_however_many_are_killed(tmp_path: Path, seed: int, roun
                 worker = rng.choice(workers)
                 worker.kill(rng.randrange(40))
                 worker.go_on()
-            # All at once, and a check of what they have left.
+            # All at once. Then check what they have left.
             for worker in workers:
                 worker.kill(0)
             check(root, workers)
@@ -119,7 +118,7 @@ def check(root: Path, workers: list[Worker]) -> None:
     ],
 )
 def test_stores_whose_makers_are_killed(tmp_path: Path, seed: int, kills: int) -> None:
-    """Three at once make each of them, and are killed somewhere on the way."""
+    """Three processes at once make each of them, and are killed somewhere on the way."""
     rng = random.Random(f"{kills} kills, {seed}")
     for kill in range(kills):
         root = tmp_path / str(kill)

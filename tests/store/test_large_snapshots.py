@@ -1,4 +1,4 @@
-"""Snapshots that stay on storage: what reading costs, and what happens when they are collected meanwhile."""
+"""Snapshots that stay on storage: the cost of reading, and their collection during a read."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_lookup_costs_a_block_and_opening_nothing() -> None:
 
 
 def test_only_the_parts_that_are_read_are_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of very many parts a program reads few, and whoever opens the store waits for all that is done for each."""
+    """A program reads few of very many parts, and opening the store must not take time for each of them."""
     documents = fill(str(tmp_path))
     assert len(part_paths(str(tmp_path))) > 3
     prepared: list[str] = []
@@ -157,7 +157,7 @@ def test_an_iteration_goes_on_while_its_snapshot_is_collected(url: str) -> None:
 
 
 def test_a_refresh_lets_go_of_runs_that_were_replaced(url: str) -> None:
-    """Though everything that was compacted was read here before."""
+    """Although this store had read everything that was compacted before."""
     fill(url)
     with opslog.open(url, read_only=True) as reader, opslog.open(url, agent="writer", compact_after=None) as writer:
         writer["100"] = {"new": True}
@@ -217,7 +217,8 @@ def test_a_batch_and_an_undo_over_a_large_snapshot(url: str) -> None:
 
 @pytest.mark.parametrize("counted_before", [False, True])
 def test_documents_of_the_tail_are_counted_whenever_that_is_asked_first(url: str, counted_before: bool) -> None:
-    """What was loaded is counted at the first question, and then what was written: in between, or after an undo."""
+    """The loaded documents are counted at the first question, and later only the writes. The question comes in between,
+    or after an undo."""
     documents = fill(url)
     with opslog.open(url, agent="other", compact_after=None) as store:
         del store["000"]

@@ -1,4 +1,4 @@
-"""Leases between processes: of those killed with SIGKILL, and of those stopped for longer than their leases last."""
+"""Leases between processes: some are killed with SIGKILL, some are paused for longer than their leases last."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 0.3
 
 
 def _finished(store: Store) -> Counter[str]:
-    """How often each task was given its last value."""
+    """How many times each task got its last value."""
     store.refresh()
     written = (record for commit in store.ops() for record in commit.records if isinstance(record, opslog.Set))
     return Counter(record.id for record in written if record.document.get("status") == "done")
@@ -84,7 +84,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(1200)]
     indirect=["place"],
 )
 def test_each_task_is_done_once(place: Place, workers: int, tasks: int, disturbances: int) -> None:
-    """Whoever is killed, with the server if there is one, or stopped for longer than a lease lasts, at any moment."""
+    """Workers are killed, with the server if there is one, or paused for longer than a lease lasts, at any moment."""
     url = place.url("plain")
     chosen = random.Random(tasks)
     finished: Counter[str] = Counter()
@@ -111,7 +111,8 @@ def test_each_task_is_done_once(place: Place, workers: int, tasks: int, disturba
             if number % 2:
                 os.kill(victim.pid, signal.SIGSTOP)
                 watched = opslog.Lease(store, heard["claimed"], SECONDS)
-                # Somebody else has it, or has even done it; or it was stopped with the lock, and nobody can write.
+                # Another worker has it or has even done it; or this one was paused while it held the lock, and nobody
+                # can write.
                 with suppress(opslog.LockedError):
                     until(lambda: watched.claim(_is_open) or watched.holder != name)  # noqa: B023
                     if watched.stamp:
@@ -130,7 +131,7 @@ def test_each_task_is_done_once(place: Place, workers: int, tasks: int, disturba
         done = _finished(store)
         assert done == dict.fromkeys(ids, 1)
         del finished[""]
-        # What was finished right before a kill may have been reported to nobody.
+        # Nobody may have got a report of what was finished right before a kill.
         assert not finished - done
         assert tasks - disturbances <= finished.total() <= tasks
         assert not [id for id in store if id.startswith("lease/")]

@@ -1,4 +1,4 @@
-"""A refresh or a watch that is left early, by an exception, by `break` or by cancelling: the state is right afterwards,
+"""A refresh or a watch that is left early, by an exception, by `break` or by cancelling: afterwards the state is right,
 and each commit of others is handed out once."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DAY = 86_400.0
 
 
 class InterruptError(BaseException):
-    """As the handler of a signal raises it."""
+    """As a signal handler raises it."""
 
 
 class NothingNewError(Exception):
@@ -54,7 +54,7 @@ def handed(commits: list[opslog.Commit]) -> list[str]:
 
 
 class Interrupting:
-    """A handler that raises at one place."""
+    """A signal handler that raises at one place."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -63,14 +63,14 @@ class Interrupting:
     def __call__(self, place: Place) -> None:
         if place.number == self.number:
             self.came_there = True
-            if not place.where.startswith("opslog.log.writer"):  # which has tests of its own
+            if not place.where.startswith("opslog.log.writer"):  # tests of its own cover this module
                 raise InterruptError
 
 
 class Story(NamedTuple):
-    """What others did since the last refresh.
+    """What others have done since the last refresh.
 
-    :ivar compacts: so that reading on is not enough, and the store has to be loaded again.
+    :ivar compacts: whether they compact, so that reading on is not enough and the store has to be loaded again.
     """
 
     url: str
@@ -78,7 +78,7 @@ class Story(NamedTuple):
     ids: list[str]
 
     def begin(self) -> Store:
-        """An open store that has seen some of it."""
+        """An open store that has read some of it."""
         settings = opslog.Settings(undo_window=0)
         environment = opslog.Environment(sleep=do_not_wait)
         store = opslog.open(self.url, agent="a", compact_after=None, settings=settings, environment=environment)
@@ -123,7 +123,7 @@ def test_a_refresh_after_an_interrupted_one_completes_it(url: str, compacts: boo
 
 @pytest.mark.parametrize("compacts", [False, True])
 def test_refreshes_that_are_interrupted_again_and_again_lose_nothing(compacts: bool) -> None:
-    """Each one comes one place further than the one before, and what it handed out counts."""
+    """Each refresh comes one place further than the one before, and what it handed out counts."""
 
     story = Story(f"bucket://left-early-{next(_numbers)}", compacts, ["x", "y", "z"])
     with story.begin() as store:
@@ -160,7 +160,7 @@ def test_a_watch_that_is_interrupted_has_handed_out_what_it_gave_and_no_more(com
 
 @pytest.mark.parametrize("compacts", [False, True])
 def test_a_writer_outranks_what_it_has_read(url: str, compacts: bool) -> None:
-    """Whatever can be read while a refresh is at some place, its clock was observed before."""
+    """Whatever can be read while a refresh is at some place, the store's clock was raised first."""
     outranked: list[bool] = []
 
     def check(place: Place) -> None:
@@ -183,7 +183,7 @@ def test_a_writer_outranks_what_it_has_read(url: str, compacts: bool) -> None:
 def test_a_refresh_that_failed_does_not_make_a_view_young(
     call: str, compacts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From whichever request on the storage does not answer: the next write refreshes before it is stamped."""
+    """From each request on in turn, the storage does not answer. The next write refreshes before it gets its stamp."""
     for failing in itertools.count(1):
         now = [0.0]
         environment = opslog.Environment(monotonic=lambda now=now: now[0])  # type: ignore[misc]
@@ -219,7 +219,7 @@ def test_a_refresh_that_failed_does_not_make_a_view_young(
 
 
 def fail_from(patch: pytest.MonkeyPatch, number: int) -> None:
-    """From this call to the storage on it does not answer when it is read."""
+    """From this call on the storage does not answer reads."""
     calls = itertools.count(1)
 
     def failing(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -265,7 +265,7 @@ def test_a_handler_that_refreshes_inside_a_refresh_does_not_disturb_it(
             if call in ("refresh", "watch"):
                 inside.extend(result if isinstance(result, list) else [result])  # type: ignore[list-item]
 
-    # What is not refused uses the storage, whatever of it the thread is in; a directory can do that.
+    # A call that is not refused uses the storage, whichever of its calls the thread is in. A directory allows that.
     url = str(tmp_path / "store") if call == "compact" else f"memory://left-early-{next(_numbers)}"
     refused: list[str] = []
     step = {"refresh": 3, "compact": 31}.get(call, 11) * every
@@ -288,7 +288,7 @@ def test_a_handler_that_refreshes_inside_a_refresh_does_not_disturb_it(
 
 
 def test_a_handler_that_closes_the_store_inside_a_refresh_ends_it(tmp_path: Path) -> None:
-    """As a handler of SIGTERM does. It is refused where the refresh has the state or the log."""
+    """As a SIGTERM handler does. It is refused while the refresh holds the state or the log."""
     reached: list[int] = []
 
     def close(place: Place) -> None:
@@ -350,7 +350,7 @@ def test_two_watches_at_once_share_what_comes(url: str) -> None:
 
 
 def test_a_watch_that_missed_something_says_so_once(url: str) -> None:
-    """A watch that is left before that learns it from the next one."""
+    """If a watch is left before that, the next one reports it."""
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     with opslog.open(url, agent="b", settings=settings) as b:
         write(b, "1")
@@ -391,7 +391,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 class Gate:
-    """Holds up the refreshes of a store in their thread, until it is opened."""
+    """Holds up the refreshes of a store in their thread until it is opened."""
 
     def __init__(self, store: opslog.aio.AsyncStore[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self.came, self.open = threading.Event(), threading.Event()

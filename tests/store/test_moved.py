@@ -1,5 +1,5 @@
-"""The store's directory is moved away or replaced, or its lock files are removed, beside open stores: what was
-acknowledged is found by whoever opens the path, and both directories stay stores."""
+"""The store's directory is moved away or replaced, or its lock files are removed, beside open stores: everybody who
+opens the path finds what was acknowledged, and both directories stay stores."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_buffered_write_is_not_flushed_where_nobody_finds_it(root: Path, chang
     store["old"] = {}
     store.flush()
     former = change(root)
-    with suppress(opslog.ReopenError):  # an archive is a file, and refused at once
+    with suppress(opslog.ReopenError):  # an archive is a file, and is refused at once
         WRITES[write](store)
         with pytest.raises(opslog.OpslogError, match="open it again"):
             store.flush()
@@ -134,7 +134,7 @@ def test_with_asyncio(root: Path, change: Change) -> None:
 
 
 def test_two_writers_of_which_one_came_after_the_change(root: Path, change: Change) -> None:
-    """A write that was acknowledged is found at the path, in whatever order they write."""
+    """An acknowledged write is found at the path, in whatever order they write."""
     stores = [opslog.open(root, agent="a"), opslog.open(root, agent="b")]
     acknowledged = []
     for number, store in enumerate(stores):
@@ -201,7 +201,7 @@ CHANGING = ("link", "unlink", "mkdir", "rmdir")
 
 @pytest.mark.parametrize("is_link", [False, True])
 def test_a_compaction_is_never_half_in_one_directory_and_half_in_another(tmp_path: Path, is_link: bool) -> None:
-    """A copy from before the compaction takes the place of the directory, before each of the calls that change it."""
+    """A copy from before the compaction replaces the directory, before each of the calls that change it."""
     for turn in range(100):
         root, former, copy = (tmp_path / f"{name}-{turn}" for name in ("store", "former", "copy"))
         if is_link:
@@ -244,7 +244,7 @@ def fill(root: Path) -> dict[str, Any]:
 
 
 def compact_and_replace(store: Store, replace: Callable[[], None], turn: int) -> bool:
-    """Compact, and have the directory replaced after so many calls. Returns whether it came to that."""
+    """Compact, and replace the directory after this many calls. Returns whether there were so many."""
     calls = 0
     with pytest.MonkeyPatch.context() as patch:
 

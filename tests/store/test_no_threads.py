@@ -1,4 +1,4 @@
-"""A process that may start no more threads: writes go on, and callers do what a thread would have done for them."""
+"""A process that can start no more threads: writes still work, and callers do the work of the missing threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on no thread can be started."""
+    """After it is called, no thread can be started."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -55,12 +55,13 @@ def test_every_write_is_done(url: str, no_threads: Callable[[], None], durabilit
 
 
 def test_a_compaction_by_hand_is_done_and_its_lock_given_back(url: str, no_threads: Callable[[], None]) -> None:
-    """In an object storage a thread would renew the lock; whoever took it over meanwhile would do no harm."""
+    """On an object storage a thread would renew the lock. Another process that took it over meanwhile would do no
+    harm."""
     with opslog.open(url, agent="a", compact_after=None, settings=opslog.Settings(undo_window=0)) as store:
         no_threads()
         for number in range(1, 4):
             store["x"] = {"number": number}
-            done = store.compact()  # LockedError, had the one before kept the lock
+            done = store.compact()  # LockedError if the one before had kept the lock
             assert (done.number, done.commits) == (number + 1, 1)
     assert read(url) == {"x": {"number": 3}}
 

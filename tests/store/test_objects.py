@@ -1,4 +1,4 @@
-"""A store on an object storage: what it costs in requests, what faults leave behind, fencing, seals, leases."""
+"""A store on an object storage: its cost in requests, the effects of faults, fencing, seals, leases."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_opening_costs_the_tail_and_the_parts(url: str) -> None:
     asked = bucket_of(url).asked
     since = len(asked)
     read(url)
-    # The manifest, the one part, and the 32 segments after the cut; the cut's own is asked for nothing.
+    # The manifest, the one part, and the 32 segments after the cut. Nothing is read of the cut's own segment.
     assert Counter(request.method for request in asked[since:]) == {"list": 3, "get": 1 + 1 + 32}
     since = len(asked)
     open_store(url, "b").close()
@@ -183,7 +183,7 @@ def test_verify_reads_many_segments_at_once_and_names_the_one_that_it_cannot(
 
 
 def test_a_refresh_passes_over_what_was_seen(url: str) -> None:
-    """However many segments are not collected yet."""
+    """However many segments are still retained."""
     bucket_of(url).page = 10
     with open_store(url, "reader") as reader:
         for agent in ("a", "b", "c"):
@@ -200,7 +200,7 @@ def test_a_refresh_passes_over_what_was_seen(url: str) -> None:
 
 
 def test_idle_agents_cost_nothing(url: str) -> None:
-    """Where each append is a segment of its own, all of a log can be collected; its agent goes on behind the cut."""
+    """If each append is a segment of its own, a whole log can be collected. Its agent then continues after the cut."""
     bucket_of(url).page = 10
     settings = opslog.Settings(undo_ttl_seconds=0, grace_seconds=0)
     for number in range(30):
@@ -265,7 +265,7 @@ FAULTS = {
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """Waiting takes no time, and a deadline comes after a few tries."""
+    """Waiting takes no time, and a deadline comes after a few attempts."""
     now = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -278,7 +278,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Environment:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_at_every_request(url: str, quick: Environment, fault: str) -> None:
-    """Acknowledged means there, refused means not there, and the store verifies clean afterwards."""
+    """Acknowledged means that it is there, refused means that it is not, and the store verifies clean afterwards."""
     known, unknown = act(url, 3, environment=quick)
     assert (len(known), unknown) == (6, set())
     count = len(bucket_of(url).asked)
@@ -341,7 +341,7 @@ def test_a_failure_after_a_put_without_an_answer_does_not_say_that_nothing_was_w
 
 
 def test_a_put_that_arrives_late_is_ours(url: str, quick: Environment) -> None:
-    """It timed out, was sent again, and then both arrived."""
+    """It timed out and was sent again, and then both requests arrived."""
     with open_store(url) as store:
         answers = iter([Fault("unknown", done=True), Fault("unknown"), Fault("unknown")])
         with bucket_of(url).failing(lambda request: next(answers, None) if request.method == "put_new" else None):
@@ -408,7 +408,7 @@ def test_a_fenced_appender_names_the_other_ones_segment_in_each_error(url: str) 
         with pytest.raises(opslog.AgentFencedError, match=f"it created {path}") as raised:
             call()
         assert raised.value.path == path
-    appender.advance(2)  # it has seen what is there
+    appender.advance(2)  # it has read what is there
     assert appender.append(b"late\n").segment == 3
 
 
@@ -435,7 +435,7 @@ def test_a_writer_paused_for_longer_than_the_grace_period_refreshes_before_it_wr
 
 
 def test_a_writer_that_saw_its_number_used_is_fenced(url: str, another_process: Callable[[], None]) -> None:
-    """It is no later than usual, but its name was used by another process, and what that wrote is collected."""
+    """It is no later than usual. But another process used its name, and what that process wrote was collected."""
     settings = opslog.Settings(undo_window=0, undo_ttl_seconds=0, grace_seconds=1000)
     with open_store(url, settings=settings) as first:
         first["x"] = {}

@@ -1,4 +1,4 @@
-"""Several real processes on one store: nothing is lost, names are exclusive, forked children keep off."""
+"""Several real processes on one store: nothing is lost, names are exclusive, and forked children stay out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG = pytest.param(20, 2000, id="long", marks=[pytest.mark.slow, pytest.mark.ti
 
 
 def write_at_once(url: str, agents: int, sets: int, options: dict[str, Any], compactor: bool) -> None:
-    """Let processes open and write at the same instant, and hold every view against what they wrote."""
+    """Processes open and write at the same instant. Then every view is checked against what they wrote."""
     names = [f"agent-{number}" for number in range(agents)]
     wanted = {f"{name}-{number}": {"agent": name, "number": number} for name in names for number in range(sets)}
     with ExitStack() as stack:
@@ -52,7 +52,7 @@ def write_at_once(url: str, agents: int, sets: int, options: dict[str, Any], com
 
 
 def assert_equal(documents: dict[str, Any], wanted: dict[str, Any], what: str) -> None:
-    """As `==`, without a diff of thousands of lines."""
+    """Like `==`, without a diff of thousands of lines."""
     lost = sorted(wanted.keys() - documents.keys())
     assert not lost, f"{what}: {len(lost)} of {len(wanted)} documents are lost, the first is {lost[0]}"
     strangers = sorted(documents.keys() - wanted.keys())
@@ -74,8 +74,8 @@ def assert_equal(documents: dict[str, Any], wanted: dict[str, Any], what: str) -
 def test_processes_writing_at_once_lose_nothing(
     place: Place, repeats: int, sets: int, options: dict[str, Any], grace_seconds: float | None
 ) -> None:
-    """:param grace_seconds: of a store that a compaction loop works on; None: no such loop, and the processes create
-    the store, all at the same instant."""
+    """:param grace_seconds: the grace period of a store that a loop compacts. None: there is no such loop, and the
+    processes create the store, all at the same instant."""
     for repeat in range(repeats):
         url = place.url(str(repeat))
         if grace_seconds is not None:
@@ -224,7 +224,7 @@ def test_a_forked_child_may_leave_as_it_likes(
             forked(child)
         store["b"] = {}
         store.flush()
-        # The name is still the parent's.
+        # The name still belongs to the parent.
         with pytest.raises(opslog.AgentBusyError):
             opslog.open(tmp_path, agent="parent")
     with opslog.open(tmp_path, read_only=True) as fresh:
@@ -232,7 +232,7 @@ def test_a_forked_child_may_leave_as_it_likes(
 
 
 def test_forks_in_the_midst_of_writing_threads(tmp_path: Path, forked: Callable[[Callable[[], None]], None]) -> None:
-    """Whatever lock a thread of the parent holds at that moment, the child does not wait for it."""
+    """The child does not wait for any lock that a thread of the parent holds at that moment."""
     over, counts = threading.Event(), [0, 0, 0]
     with opslog.open(tmp_path, agent="parent", compact_after=20) as store:
 
@@ -295,7 +295,7 @@ class TestIdleAgent:
                 busy["again"] = {}
             before = busy.stats().clock
 
-            # With a view in which nothing of this has happened.
+            # With a view in which none of this has happened.
             idle["shared"] = {"by": "idle", "turn": 1}
             idle["gone"] = {"by": "idle"}
             idle["mine"] = {"turn": 1}

@@ -34,7 +34,7 @@ def url() -> str:
 
 
 class Cells(HTMLParser):
-    """The texts of a table, row by row; and every other element."""
+    """The texts of a table row by row, and every other element."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

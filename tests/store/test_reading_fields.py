@@ -1,5 +1,5 @@
-"""Questions that no index answers, and the making of indexes, read only some fields of the stored documents. Their
-answers are those of plain Python, wherever a document lies and whatever lies over it."""
+"""Questions without an index, and the making of indexes, read only some fields of the stored documents. Their answers
+are those of plain Python, wherever a document is stored and whatever was written over it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write(store: opslog.Store[Document], chance: random.Random, count: int) -> N
 def store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: None, placed: None
 ) -> Iterator[opslog.Store[Document]]:
-    # So that a short log has chunks of which the lines stay lines.
+    # A short log then has chunks in which the lines stay lines.
     monkeypatch.setattr(reader, "_CHUNK_BYTES", 1000)
     monkeypatch.setattr(reader, "_LAST_BYTES", 500)
     chance, layers = random.Random(7), request.param
@@ -153,7 +153,7 @@ def test_answers_are_those_of_plain_python(
 
 
 def test_a_field_that_no_document_can_have_is_in_none(store: opslog.Store[Document]) -> None:
-    """Half of a surrogate pair, which JSON from elsewhere may have in a condition."""
+    """Half of a surrogate pair, which a condition may have from foreign JSON."""
     name = "\ud800"
     assert store.find({name: 1}) == store.find({"kind": name}) == []
     assert (store.count({name: 1}), store.group("number", {name: 1})) == (0, [])
@@ -188,7 +188,7 @@ def test_rows_are_those_of_the_call_whatever_is_written_since(store: opslog.Stor
 
 
 def test_only_what_is_found_is_decoded(store: opslog.Store[Document], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as it lies in a run; what lies over it is decoded."""
+    """In a run only matching documents are decoded. What was written over it is decoded."""
     decoded: list[int] = []
     sets = rows._Lines.sets
 

@@ -42,7 +42,7 @@ def server() -> Iterator[S3Server]:
 
 
 def check(server: S3Server, driver: str, fault: Fault, place: int) -> bool:
-    """One run with one fault, at the request of this number; whether there was such a request."""
+    """A run with one fault, at the request with this number. Returns whether there was such a request."""
     url = f"s3://bucket/faults-{next(_numbers)}?driver={driver}"
     options = {**server.options(), "lease_seconds": 1.0}
     if fault.status < 0:
@@ -73,7 +73,7 @@ def check(server: S3Server, driver: str, fault: Fault, place: int) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("driver", ["s3fs", "obstore"])
 def test_a_fault_at_every_request(server: S3Server, driver: str) -> None:
-    """Each kind in turn; all of them at each request are `test_every_fault_at_every_request`."""
+    """Each kind in turn; `test_every_fault_at_every_request` has all of them at each request."""
     kinds = itertools.cycle(FAULTS.values())
     count = next(place for place in itertools.count() if not check(server, driver, next(kinds), place))
     assert count > 30

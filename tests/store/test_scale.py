@@ -1,4 +1,4 @@
-"""Real sizes: long logs, long lines, many agents, many documents, and the memory that they take."""
+"""Real sizes: long logs, long lines, many agents, many documents, and the memory they need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1024 * 1024
 
 
 def text(number: int, length: int) -> str:
-    """So many characters, other ones for each number."""
+    """A text of this many characters, different for each number."""
     digest = hashlib.sha256(str(number).encode()).hexdigest()
     return (digest * (length // len(digest) + 1))[:length]
 
@@ -122,7 +122,7 @@ def test_many_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agents: in
         with monkeypatch.context() as patch:
             without_syncs(patch)  # it appends to each of the logs
             done = judge.compact()
-        # All but the judge, who is alive, are idle, so their logs are sealed and compacted whole.
+        # All agents but the judge, who is alive, are idle. So their logs are sealed and compacted whole.
         assert len(done.sealed) == agents
         assert done.commits == agents + 2 + agents
         judge.refresh()
@@ -138,13 +138,13 @@ def test_many_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agents: in
 
 
 def without_syncs(patch: pytest.MonkeyPatch) -> None:
-    """This does not measure the cost of many small files on a disk."""
+    """Without syncs, because this does not measure the cost of many small files on a disk."""
     patch.setattr(os, "fsync", lambda descriptor: None)
     patch.setattr(posix, "datasync", lambda descriptor: None)
 
 
 def write_logs(root: Path, monkeypatch: pytest.MonkeyPatch, agents: int) -> None:
-    """A log with one commit for each of so many agents."""
+    """A log with one commit for each of this many agents."""
     with monkeypatch.context() as patch:
         without_syncs(patch)
         backend = open_backend(str(root))
@@ -203,7 +203,7 @@ def test_memory_stays_within_three_times_the_data(tmp_path: Path, documents: int
 
 
 def sized(number: int, length: int) -> dict[str, Any]:
-    """A document whose JSON has so many bytes."""
+    """A document whose JSON has this many bytes."""
     frame = len(f'{{"n":{number},"text":""}}')
     return {"n": number, "text": text(number, length - frame)}
 

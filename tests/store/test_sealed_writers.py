@@ -1,4 +1,4 @@
-"""Writers on an object storage whose log was sealed by a compaction that took them for gone."""
+"""Writers on an object storage whose log was sealed by a compaction, because it took them for gone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def damage(url: str) -> list[str]:
 
 
 def seal(url: str, monkeypatch: pytest.MonkeyPatch, *others: str) -> None:
-    """A compaction elsewhere takes agent "a" for gone. :param others: whom it does not."""
+    """A compaction elsewhere takes agent "a" for gone. :param others: agents that it does not take for gone."""
     with monkeypatch.context() as patch:
         held = Holders()
         for other in others:
@@ -58,7 +58,7 @@ def seal(url: str, monkeypatch: pytest.MonkeyPatch, *others: str) -> None:
 @pytest.mark.parametrize("call", ["set", "batch", "undo", "threads"])
 @pytest.mark.parametrize("durability", ["fsync", "buffered"])
 def test_a_writer_goes_on_after_a_seal(url: str, monkeypatch: pytest.MonkeyPatch, durability: Any, call: str) -> None:
-    """A compaction elsewhere took it for gone."""
+    """A compaction elsewhere took the writer for gone."""
     settings = opslog.Settings(undo_ttl_seconds=0)
     with open_store(url, settings=settings, durability=durability) as live, open_store(url, "b") as b:
         live["x"] = {}
@@ -122,7 +122,7 @@ def test_commits_buffered_before_a_seal_are_stamped_anew_and_written_in_order(
         assert [commit.clock for commit in own] == sorted({commit.clock for commit in own})
         turns = [commit.document["turn"] for commit in own if isinstance(commit, opslog.Set) and commit.id == "x"]
         assert turns == list(range(6)), "in their order"
-        # What wins under the new stamps, and what an undo goes back to, is what everybody finds in the log.
+        # Everybody reads in the log which write wins under the new stamps, and what an undo goes back to.
         assert dict(live.items()) == read(url)
         assert live.undo()
         live.flush()
@@ -132,7 +132,7 @@ def test_commits_buffered_before_a_seal_are_stamped_anew_and_written_in_order(
 
 
 def test_buffered_commits_meet_one_seal_after_the_other(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log is sealed again while what was stamped anew is on its way."""
+    """The log is sealed again while the commits with new stamps are being written."""
     settings = opslog.Settings(undo_ttl_seconds=0)
     append, seals = objects.ObjectAppender.append, 0
     with open_store(url, settings=settings, durability="buffered", buffer_seconds=3600) as live:
@@ -179,7 +179,7 @@ def test_commits_buffered_for_too_long_are_not_stamped_anew(url: str, monkeypatc
 def test_a_buffered_undo_that_a_seal_overtakes_is_not_said_to_be_done(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit that it was to take back came before the seal."""
+    """The commit that it should take back came before the seal."""
     settings = opslog.Settings(undo_ttl_seconds=0)
     with open_store(url, settings=settings, durability="buffered", buffer_seconds=3600) as live:
         live["x"] = {}
@@ -233,7 +233,7 @@ def test_an_exception_anywhere_on_the_way_past_a_seal_loses_nothing(
             live["z"] = {}
             live.flush()
             assert set(live) - {"y"} == {"x", "z"}, place
-            # One that was not queued has not happened.
+            # An undo that was not queued has not happened.
             assert "y" in live or (durability == "fsync" and outcome is not None), place
             assert dict(live.items()) == read(url), place
             assert live.stats().commits == len(list(live.ops())), f"none counts twice: {place}"

@@ -1,5 +1,5 @@
-"""Object storages: what an idle agent writes without having read a transaction loses against it. So it is also where a
-compaction has sealed the agent's log meanwhile, and the write goes behind the seal."""
+"""Object storages: a plain write of an idle agent that has not read a transaction loses against it. The same holds if a
+compaction has sealed the agent's log meanwhile, and the write goes after the seal."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def claim(world: World) -> None:
 
 
 def seal(world: World, seal: str) -> None:
-    """Somebody else's compaction takes agent "a" for gone. :param seal: how far it comes."""
+    """Somebody else's compaction takes agent "a" for gone. :param seal: how far the compaction comes."""
     if seal == "there":
         manifests = ManifestStore(world.backend)
         tail = survey(manifests, lambda found: Tail.read(world.backend, found))
@@ -70,7 +70,7 @@ def check(world: World, live: Store) -> None:
 def test_a_commit_stamped_before_a_transaction_was_read_does_not_outrank_it_behind_a_seal(
     world: World, how: str, is_read: bool
 ) -> None:
-    """A buffered set; also if the agent reads the transaction before it writes its buffer."""
+    """A buffered set. The same holds if the agent reads the transaction before it writes its buffer."""
     with open_idle(world, "buffered") as live:
         live["claim"] = {"by": "a"}
         with live.batch():
@@ -129,7 +129,7 @@ def test_with_asyncio_a_set_that_has_not_read_a_transaction_loses_behind_a_seal(
 
 @pytest.mark.parametrize("how", SEALS)
 def test_a_transaction_after_a_seal_outranks_it(world: World, how: str) -> None:
-    """The seal has the clock after that of the last commit before it, whatever its writer had read."""
+    """The seal's clock follows that of the last commit before it, whatever its writer had read."""
     with open_idle(world, "fsync") as live:
         world.seconds += 2 * DAY
         with world.open("b") as b:

@@ -92,7 +92,7 @@ def test_a_session_with_asyncio(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sessions", [100, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_past_sessions_leave_manifests_and_refreshes_as_they_were(sessions: int) -> None:
-    """Neither the cut of a manifest, nor what a refresh lists, knows of them."""
+    """Neither the cut of a manifest nor the listing of a refresh contains them."""
     url = f"memory://sessions-{sessions}"
     with opslog.open(url, agent="keeper", compact_after=None) as keeper:
         backend = open_backend(url)

@@ -1,4 +1,4 @@
-"""Signal handlers that come in the middle of a write: those that raise, and those that write to the same store."""
+"""Signal handlers that come in the middle of a write: some raise, others write to the same store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DIRECTORY = pytest.param("directory", marks=pytest.mark.slow)
 
 
 class Interrupt(Exception):
-    """Raised by the handler of a signal: an alarm, a test's timeout."""
+    """As a signal handler raises it: for an alarm, or a test's timeout."""
 
 
 class Stage:
@@ -46,7 +46,7 @@ class Stage:
 
     def open(self) -> Store:
         self.url = next(self._urls)
-        # What is buffered is written by the calls alone.
+        # Only the calls write the buffer.
         self.store = opslog.open(
             self.url, agent="a", durability=self._durability, buffer_seconds=3600, compact_after=None
         )
@@ -84,7 +84,7 @@ def test_an_exception_at_any_place_leaves_memory_and_log_agreed(
     tmp_path: Path, durability: Any, storage: str, call: str, every: int
 ) -> None:
     """What is in memory afterwards is in the log when the store is closed, or the store says that it has to be opened
-    again; and the next write is not lost."""
+    again. And the next write is not lost."""
     stage = Stage(storage, durability, tmp_path)
 
     def prepare(number: int) -> Callable[[], object]:
@@ -102,7 +102,7 @@ def test_an_exception_at_any_place_leaves_memory_and_log_agreed(
             store = stage.store
             with suppress(opslog.ReopenError):
                 dict(store.items())
-                # Of the locks none is left taken, and what was queued comes with what is written next.
+                # No lock stays taken, and the queued commits come with the next write.
                 another_thread.submit(store.set, "after", {}).result(60)
                 seen = dict(store.items())
                 assert "after" in seen, place
@@ -156,7 +156,7 @@ def test_a_call_in_a_handler_is_done_or_refused_and_the_interrupted_one_is_done(
             done.append(inner)
 
     refused = 0
-    # Every place takes long; `tests.interrupts` has them all.
+    # All places would take long; `tests.interrupts` has them.
     for place, outcome in at_each(prepare, call_again, every):
         refused += not done
         store, has_closed = stage.store, done == ["close"]
@@ -169,7 +169,7 @@ def test_a_call_in_a_handler_is_done_or_refused_and_the_interrupted_one_is_done(
         found = stage.stored()
         if outcome is None and inner != "undo":
             assert found["x"] == {"v": 3}, place
-        if done and inner in ("set", "batch") and outer != "undo":  # that may be what it undoes
+        if done and inner in ("set", "batch") and outer != "undo":  # an undo may take it back
             assert "inner" in found, place
         assert has_closed or "after" in found, place
     assert refused, "nobody comes into the log twice"
@@ -215,7 +215,7 @@ def test_a_handler_that_comes_while_a_commit_is_queued_does_not_wait_for_who_wri
     refused: list[opslog.UsageError] = []
     writers: list[threading.Thread] = []
 
-    def time() -> float:  # asked for while a commit is queued: here a signal comes
+    def time() -> float:  # called while a commit is queued: here a signal comes
         if comes[0]:
             comes[0] = False
             writers.append(threading.Thread(target=store.flush))
@@ -240,7 +240,7 @@ def test_a_handler_that_comes_while_a_commit_is_queued_does_not_wait_for_who_wri
 
 @DURABILITIES
 def test_handlers_in_handlers(tmp_path: Path, durability: Any) -> None:
-    """Each may interrupt the one before it, wherever that is."""
+    """Each may interrupt the handler before it, at any place."""
     stage, depth, done = Stage("memory", durability, tmp_path), [0], list[str]()
 
     def prepare(number: int) -> Callable[[], object]:
@@ -271,7 +271,7 @@ def test_handlers_in_handlers(tmp_path: Path, durability: Any) -> None:
 
 
 def test_a_commit_refused_by_a_buffer_is_not_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too long a line, and a clock that nothing can follow."""
+    """Too long a line, and a clock after which none is left."""
     monkeypatch.setattr(commits, "LINE_BYTES_MAX", 1000)
     with opslog.open("memory://signals-refused", agent="a", durability="buffered", buffer_seconds=3600) as store:
         store["x"] = {"v": 1}

@@ -38,7 +38,7 @@ EVERYWHERE = pytest.mark.parametrize(
 
 
 def at_once(*works: Callable[[], object]) -> list[Any]:
-    """The results of these calls; all begin at the same moment, each in a thread of its own."""
+    """The results of these calls. All start at the same moment, each in a thread of its own."""
     barrier = threading.Barrier(len(works))
 
     def begin(work: Callable[[], object]) -> object:
@@ -50,7 +50,7 @@ def at_once(*works: Callable[[], object]) -> list[Any]:
 
 
 class Running:
-    """Runs works in threads again and again, beside a `with` block and at least once; re-raises what they raise."""
+    """Runs functions in threads again and again, beside a `with` block and at least once. Raises what they raised."""
 
     def __init__(self, *works: Callable[[], object]) -> None:
         self._works = works
@@ -92,7 +92,7 @@ def test_threads_setting_at_once_lose_nothing_and_keep_one_order(place: Place, s
         commits = list(store.ops())
         assert store.stats().commits == len(commits)
     assert len(documents) == THREADS * sets + 1
-    # The log's order is the clock's: 1, 2, 3 ..., and each thread's own.
+    # The log has the order of the clocks: 1, 2, 3 ..., and each thread's commits are in order.
     assert [commit.clock for commit in commits] == list(range(1, 2 * THREADS * sets + 1))
     for thread in range(THREADS):
         own = [
@@ -101,7 +101,7 @@ def test_threads_setting_at_once_lose_nothing_and_keep_one_order(place: Place, s
             if isinstance(commit, opslog.Set) and commit.id == "shared" and commit.document["thread"] == thread
         ]
         assert own == list(range(sets))
-    # Memory took them in the same order: the last one in the log is what everybody saw at the end.
+    # Memory applied them in the same order: in the end everybody saw the last one in the log.
     last = next(commit for commit in reversed(commits) if isinstance(commit, opslog.Set) and commit.id == "shared")
     assert documents["shared"] == last.document
     with opslog.open(place.url(), read_only=True) as fresh:
@@ -109,7 +109,7 @@ def test_threads_setting_at_once_lose_nothing_and_keep_one_order(place: Place, s
 
 
 def test_concurrent_threads_share_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one append is on its way to the disk, all others queue up, and the next append takes them all."""
+    """While one append is on its way to the disk, all other commits queue up, and the next append takes them all."""
     from opslog.backends.local.fs_log import FsAppender
 
     real, lengths = FsAppender.append, list[int]()
@@ -132,7 +132,7 @@ def test_concurrent_threads_share_appends(tmp_path: Path, monkeypatch: pytest.Mo
 
 @EVERYWHERE
 def test_readers_never_see_half_a_batch(place: Place) -> None:
-    """Each batch moves an amount between accounts; the sum is always the same, for the writers' own store and for
+    """Each batch moves an amount between accounts. The sum is always the same, for the writers' own store and for
     another one."""
     accounts = [f"account-{number}" for number in range(8)]
     with (
@@ -199,8 +199,8 @@ def test_each_commit_is_undone_once_by_concurrent_undos(place: Place) -> None:
 
 @EVERYWHERE
 def test_everything_at_once(place: Place) -> None:
-    """Sets, batches, undos, refreshes and compactions of two stores, in many threads; both end in the same state, which
-    is what a fresh open finds."""
+    """Sets, batches, undos, refreshes and compactions of two stores, in many threads. Both end in the same state, which
+    a newly opened store finds, too."""
     settings, rounds = opslog.Settings(grace_seconds=0, undo_window=8), 60 if place.is_directory else 12
     with (
         opslog.open(place.url(), agent="a", compact_after=40, settings=settings, **place.options) as a,
@@ -239,7 +239,7 @@ def test_everything_at_once(place: Place) -> None:
 @pytest.mark.parametrize("durability", ["fsync", "buffered"])
 @EVERYWHERE
 def test_closing_beside_everything(place: Place, durability: Any) -> None:
-    """Commits acknowledged before the store was closed are there; later ones were refused."""
+    """Commits that were acknowledged before the close are there; later ones were refused."""
     for turn in range(5):
         store = opslog.open(place.url(), agent="a", durability=durability, compact_after=30)
         begun = threading.Barrier(7)
@@ -281,7 +281,7 @@ def test_closing_beside_everything(place: Place, durability: Any) -> None:
 
 @pytest.mark.parametrize("durability", ["fsync", "buffered"])
 def test_a_set_that_a_close_overtakes_is_refused(tmp_path: Path, durability: Any) -> None:
-    """The store is closed by another thread when `set` has begun and not yet queued its commit."""
+    """Another thread closes the store when `set` has begun, but has not yet queued its commit."""
     is_past = threading.Event()
 
     def monotonic() -> float:
@@ -301,8 +301,8 @@ def test_a_set_that_a_close_overtakes_is_refused(tmp_path: Path, durability: Any
 
 
 def test_a_get_waits_for_a_change_under_way_and_for_nothing_else(tmp_path: Path) -> None:
-    """Who sees one half of a change sees the other half in the next call; who holds the lock and changes nothing holds
-    up nobody who asks for what is in memory."""
+    """If a reader sees one half of a change, its next call sees the other half. A thread that holds the lock and
+    changes nothing does not hold up anybody who reads from memory."""
     with opslog.open(tmp_path, compact_after=None) as store:
         store["a"], store["b"] = {"n": 1}, {"n": 1}
         replica = replica_of(store)

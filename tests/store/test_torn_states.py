@@ -1,4 +1,5 @@
-"""An exception in the middle of taking in a commit: what is in memory then is not shown, and not built on."""
+"""An exception comes in the middle of applying a commit: the half-applied state is not shown, and nothing builds on
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ Store = opslog.Store[dict[str, Any]]
 
 
 class InterruptError(BaseException):
-    """As the handler of a signal raises it."""
+    """As a signal handler raises it."""
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def url() -> str:
 
 @contextmanager
 def interrupted(handler: Callable[[], object]) -> Iterator[None]:
-    """In the block a signal comes while the second record of a batch is taken in."""
+    """In the block a signal comes while the second record of a batch is applied."""
     contest = Merge._contest
 
     def contest_half(self: Merge, records: Iterable[Record]) -> None:
@@ -181,7 +182,7 @@ def test_an_interrupt_while_sets_come_into_the_merge_leaves_nothing_half_done(ur
         with patch.object(Merge, "apply_sets", apply_half), pytest.raises(InterruptError):
             store.undo()
         assert store["task-5"] == {"n": 19}
-        assert [store.undo() for _ in range(3)] == [True, True, False]  # the window has two undos then
+        assert [store.undo() for _ in range(3)] == [True, True, False]  # the window then has two undos
         assert {id: document["n"] for id, document in store.items()} == {f"task-{n % 7}": n for n in range(11, 18)}
     with opslog.open(url, read_only=True) as fresh:
         assert {id: document["n"] for id, document in fresh.items()} == {f"task-{n % 7}": n for n in range(11, 18)}

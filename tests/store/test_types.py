@@ -1,4 +1,4 @@
-"""The types of documents that a store takes, and its errors for documents and values that do not fit them."""
+"""The types of documents that a store accepts, and its errors for documents and values of other types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calling an ASGI application without a server, one request after the other."""
+"""Calls an ASGI application without a server, one request after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Caller:
-    """A client of an application that runs on a loop of its own, which only turns while a request is answered.
+    """A client of an application that runs on a loop of its own. The loop only runs while a request is answered.
 
     :ivar client: for `run`.
     """
@@ -46,7 +46,7 @@ class Caller:
         return answer
 
     def raw(self, path: str, headers: Mapping[str, str] | Sequence[tuple[str, str]]) -> tuple[httpx.Response, bytes]:
-        """A GET, and its body as it came."""
+        """A GET. Returns the raw body."""
 
         async def get() -> tuple[httpx.Response, bytes]:
             async with self.client.stream("GET", path, headers=headers) as answer:

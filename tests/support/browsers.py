@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    """The browser that the system has. One for each module: playwright keeps a loop in the thread, in whose way
-    `asyncio.run` of other tests would be."""
+    """The system's browser. There is one for each module, because playwright keeps a loop in the thread, which would
+    block `asyncio.run` in other tests."""
     api = pytest.importorskip("playwright.sync_api", reason="tests in a browser need playwright")
     program = shutil.which("chromium")
     if program is None:
@@ -28,7 +28,8 @@ def browsing() -> Iterator[Browser]:
 
 
 def complaints_about(page: Page, allowed: str = "") -> list[str]:
-    """What the browser complains about, and each request that does not go to `allowed`; filled as it happens."""
+    """What the browser reports as a problem, and each request that does not go to `allowed`. The list fills as it
+    happens."""
     found: list[str] = []
     page.on("console", lambda message: found.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: found.append(str(error)))
@@ -42,7 +43,8 @@ def complaints_about(page: Page, allowed: str = "") -> list[str]:
 
 
 def overflowing(page: Page) -> list[str]:
-    """What is wider than the window, so that the page as a whole scrolls sideways; what scrolls by itself may be."""
+    """Elements wider than the window, which make the whole page scroll sideways. An element that scrolls by itself may
+    be wider."""
     names: list[str] = page.evaluate(
         """() => {
             const wide = document.documentElement.clientWidth

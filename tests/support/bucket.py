@@ -25,10 +25,10 @@ class Request(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What becomes of a request.
+    """The outcome of a request.
 
-    :ivar outcome: how it ends: "unknown" (no certain answer), "refused".
-    :ivar done: whether it is carried out all the same.
+    :ivar outcome: how it ends for the caller: "unknown" (no certain answer), or "refused".
+    :ivar done: whether the bucket carries it out all the same.
     """
 
     outcome: str
@@ -132,7 +132,7 @@ class Bucket:
             raise WriteFailedError(fault.outcome)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """There is nothing to close."""
 
 
 BUCKETS: dict[str, Bucket] = {}

@@ -45,7 +45,7 @@ Result = dict[str, Any]
 
 
 class Computed:
-    """The headers or parameters that the suite wants to be computed for each request.
+    """The headers or parameters that the suite wants computed for each request.
 
     :ivar sent: with the last request. :ivar fixed: of the command at hand.
     """
@@ -101,7 +101,7 @@ class Adapter:
             raise NotImplementedError(f"the client has nothing for {kind}")
         return found  # type: ignore[no-any-return]  # its methods of that name are commands
 
-    # What each client has in its own way
+    # What differs between the clients
 
     def open(self, url: str) -> None:
         raise NotImplementedError
@@ -116,7 +116,7 @@ class Adapter:
         raise NotImplementedError
 
     def batches(self, path: str, command: Command, seconds: float) -> Iterator[Batch | None]:
-        """The batches, and None once the time is over."""
+        """The batches, and None as soon as the time is over."""
         raise NotImplementedError
 
     def enter(self, producer: Any) -> Any:
@@ -215,7 +215,7 @@ class Adapter:
         up_to_date = closed = False
         for batch in self.batches(path, {**command, "offset": offset}, (command.get("timeoutMs") or 5000) / 1000):
             if batch is None:
-                up_to_date = True  # nothing came any more
+                up_to_date = True  # nothing more came
                 break
             offset, up_to_date, closed = batch.next_offset, batch.up_to_date, batch.closed
             if batch.data:
@@ -349,7 +349,7 @@ class Threads(Adapter):
         try:
             yield from self._arriving(arrived, found, seconds)
         finally:
-            connections.close()  # which ends the thread
+            connections.close()  # this ends the thread
 
     def _arriving(
         self, arrived: threading.Condition, found: list[Batch | BaseException | None], seconds: float
@@ -427,7 +427,7 @@ def live(command: Command) -> Any:
 
 
 def contents(data: Any, content_type: str) -> list[Any]:
-    """The messages that a body appends: for a JSON array its elements."""
+    """The messages that a body appends: the elements of a JSON array."""
     if not content_type.startswith(JSON):
         return [data if isinstance(data, bytes) else data.encode()]
     found = json.loads(data)
@@ -435,7 +435,7 @@ def contents(data: Any, content_type: str) -> list[Any]:
 
 
 def message(data: str, content_type: str) -> Any:
-    """The messages that a producer appends: an array is one message, too."""
+    """The message that a producer appends. Here an array is one message, too."""
     return json.loads(data) if content_type.startswith(JSON) else data.encode()
 
 
@@ -463,7 +463,7 @@ def described(kind: str, error: OpslogError) -> Result:
     code = next((code for one, code in codes if isinstance(error, one)), "INTERNAL_ERROR")
     if code == "CONFLICT" and "sequence" in getattr(error, "detail", "").lower():
         code = "SEQUENCE_CONFLICT"
-    # The suite names arguments as JavaScript does.
+    # The suite uses JavaScript's names for arguments.
     message = re.sub(r"_([a-z])", lambda found: found[1].upper(), str(error))
     return {"errorCode": code, "message": message, **({} if status is None else {"status": status})}
 

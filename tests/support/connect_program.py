@@ -1,4 +1,4 @@
-"""A program that does with a store, through Spark Connect, what a notebook does.
+"""A program that uses a store through Spark Connect, as a notebook does.
 
 SPARK_REMOTE=… python connect_program.py URL: what it found is in the file URL-found, as JSON.
 """
@@ -38,7 +38,7 @@ def work(url: str) -> dict[str, object]:
     found["after"] = documents(spark, url)
     stream = spark.readStream.format("opslog").option("view", "changes").load(url)
     taken = Path(f"{url}-taken")
-    # Taken by another process: that of the server.
+    # Another process holds it: the server's.
     writing = stream.writeStream.foreachBatch(partial(take, path=taken)).option("checkpointLocation", f"{url}-stream")
     writing.trigger(availableNow=True).start().awaitTermination()
     found["streamed"] = json.loads(taken.read_text())

@@ -1,4 +1,4 @@
-"""The console examples of documents, and running them."""
+"""The console examples of documents, and how to run them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Example(NamedTuple):
 
 
 def examples(path: Path) -> Iterator[Example]:
-    """The commands of all console blocks of a document, in its order."""
+    """The commands of all console blocks of a document, in order."""
     for block in re.findall(r"^```console\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
@@ -27,7 +27,7 @@ def examples(path: Path) -> Iterator[Example]:
 
 
 def check_console(path: Path, place: Path) -> None:
-    """All commands of a document run in one shell, in one directory."""
+    """Run all commands of a document in one shell, in one directory."""
     wanted = list(examples(path))
     mark = "@@ end of a command @@"
     script = "\n".join(f"{example.command}\nprintf '{mark}\\n'" for example in wanted)

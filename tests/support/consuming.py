@@ -1,4 +1,4 @@
-"""A consumer of changes that holds them against what it knows."""
+"""A consumer of changes that checks them against what it knows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opslog.format.commits import Stamp
 
 
 class Consumer:
-    """What a program keeps that follows a store by `changes`.
+    """The state of a program that follows a store by `changes`.
 
     :ivar documents: the store's, as of `token`.
     :ivar stamps: of all commits that were in it since the last reset.
@@ -22,7 +22,7 @@ class Consumer:
         self.resets = 0
 
     def take(self, changes: opslog.Changes[Any]) -> None:
-        """Apply changes, the last one first, since their order must not matter; then keep their token."""
+        """Apply changes, the last one first, because their order must not matter. Then keep their token."""
         found = list(changes)
         assert [change.id for change in found] == sorted({change.id for change in found}), "each once, in order of id"
         if changes.reset:

@@ -1,4 +1,4 @@
-"""The blocks of documents, and running their examples."""
+"""The blocks of documents, and how to run their examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Block(NamedTuple):
-    """A fenced block; `before` is the line of text above it, `follows` the language of a block directly above it."""
+    """A fenced block. `before` is the line of text above it. `follows` is the language of a block directly above it."""
 
     language: str
     text: str
@@ -47,10 +47,9 @@ def name_of(path: Path) -> str:
 
 
 def run_examples(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **known: Any) -> None:
-    """Run all python blocks of a document, one after the other, in a folder; a text block right after one is what it
-    prints.
+    """Run all python blocks of a document in a folder, in order. A text block right after one shows what it prints.
 
-    :param known: names that the examples take as given.
+    :param known: names that the examples use without defining them.
     """
     monkeypatch.chdir(folder)
     module = ModuleType("document")
@@ -67,5 +66,5 @@ def run_examples(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **kn
                 exec(code, vars(module))
             printed = output.getvalue()
         elif block.language == "text" and block.follows == "python":
-            # Tables that Spark shows end with an empty line.
+            # Tables printed by Spark end with an empty line.
             assert printed.rstrip("\n") == block.text.rstrip("\n"), f"{name_of(path)}:{block.line}"

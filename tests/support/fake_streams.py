@@ -1,4 +1,5 @@
-"""A stream server in a dictionary, for clients: just enough of the protocol, and whatever goes wrong on a network."""
+"""A stream server in a dictionary, for clients: the necessary part of the protocol, and everything that goes wrong on a
+network."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class FakeStream:
 class FakeServer:
     """JSON streams at any path. Offsets are numbers of messages.
 
-    :param seed: None: nothing goes wrong; else each request may be lost, its answer may be, or the server has no time.
+    :param seed: None: nothing goes wrong. Otherwise each request or its answer may be lost, or the server may be too
+        busy.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -145,7 +147,7 @@ class FakeServer:
 
 
 class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body in chunks of seven bytes that breaks off after `whole` bytes, unless that is all of it."""
+    """A body in chunks of seven bytes that breaks off after `whole` bytes, unless that is the whole body."""
 
     def __init__(self, data: bytes, whole: int) -> None:
         self._data = data

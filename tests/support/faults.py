@@ -17,5 +17,5 @@ def failing(code: int) -> Callable[..., Any]:
 
 
 def interrupted(*args: object, **options: object) -> Any:
-    """A system call that Ctrl-C comes upon."""
+    """A system call that Ctrl-C interrupts."""
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The files on the storage."""
+"""The files of a store on storage."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from opslog.backends.local.fs import FsBackend
 
 
 def files(root: Path) -> list[str]:
-    """The paths of all files of a store but those for locks."""
+    """The paths of all files of a store, except lock files."""
     return [entry.path for entry in FsBackend(root, create=False).list("") if not entry.path.startswith("locks/")]

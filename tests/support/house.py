@@ -1,6 +1,6 @@
-"""The modules of the project: which imports which, on which floor each is, and where each is tested.
+"""The modules of the project: what each imports, which floor it is on, and where it is tested.
 
-`python -m tests.support.house` writes what docs/architecture.md and docs/modules.md say of that.
+`python -m tests.support.house` writes these facts into docs/architecture.md and docs/modules.md.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ SPARK: Floors = [
 
 @cache
 def modules() -> dict[str, Path]:
-    """The file of each module, packages among them."""
+    """The file of each module, including packages."""
     found = {}
     for folder, package in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if "discovery" not in path.parts:  # a name that Spark looks for
+            if "discovery" not in path.parts:  # a name that Spark searches for
                 parts = path.relative_to(ROOT / folder).with_suffix("").parts
                 found[".".join([package, *parts]).removesuffix(".__init__")] = path
     return found
@@ -93,13 +93,13 @@ def modules() -> dict[str, Path]:
 
 @cache
 def _names(path: Path) -> list[ast.AST]:
-    """Where a file imports something, or uses an attribute."""
+    """The places where a file imports something, or uses an attribute."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom | ast.Attribute)]
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Which of our modules a file imports: at its head, in a function, or for types alone."""
+    """Which of our modules a file imports: at its head, in a function, or only for types."""
     for node in _names(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules())
@@ -111,12 +111,12 @@ def imported(path: Path) -> Iterator[str]:
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """Which of our modules each of them imports."""
+    """For each of our modules, which others it imports."""
     return {module: set(imported(path)) - {module} for module, path in modules().items()}
 
 
 def floor_of(module: str, floors: Floors) -> tuple[int, str]:
-    """The number of its floor, and the name by which it is listed: the longest one that fits.
+    """The number of its floor, and the name under which the floor lists it: the longest one that fits.
 
     :raises LookupError: it is on none.
     """
@@ -134,8 +134,8 @@ def floor_of(module: str, floors: Floors) -> tuple[int, str]:
 
 
 def picture(floors: Floors, package: str) -> str:
-    """The floors and what they import of each other, in the language of Mermaid. An arrow that follows from others is
-    left out."""
+    """The floors and the imports between them, in the language of Mermaid. It leaves out arrows that follow from
+    others."""
     below: dict[str, set[str]] = {name: set() for names in floors for name in names}
     for module, others in imports().items():
         if module.startswith(package):
@@ -154,13 +154,14 @@ def picture(floors: Floors, package: str) -> str:
 
 
 def _shown(name: str, package: str) -> str:
-    """As a node: `opslog.log` is shown as `log`. Its key ends in a character that no word of Mermaid's own ends in."""
+    """A module as a node: `opslog.log` is shown as `log`. Its key ends in a character that no word of Mermaid's ends
+    in."""
     short = name.removeprefix(f"{package}.")
     return f'{short.replace(".", "_")}_["{short}"]'
 
 
 def table() -> str:
-    """Every module, what it is for by its own words, and which tests hold it, by folder."""
+    """Every module by folder, with its purpose in its own words and its tests."""
     lines: list[str] = []
     for package in sorted({module.rpartition(".")[0] if not _is_package(module) else module for module in modules()}):
         inside = [m for m in modules() if m.rpartition(".")[0] == package and not _is_package(m)]
@@ -189,7 +190,7 @@ def _test_files() -> list[Path]:
 
 
 def _dotted(node: ast.expr) -> str:
-    """Attributes of a name, as they are written; empty for those of anything else."""
+    """The attributes of a name, as written; empty for attributes of anything else."""
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
@@ -197,7 +198,7 @@ def _dotted(node: ast.expr) -> str:
 
 @cache
 def _test_imports() -> dict[str, Counter[str]]:
-    """Of each module the tests that import it, or use it as an attribute of a package, as in `opslog.aio.open`."""
+    """For each module, the tests that import it, or use it as an attribute of a package, as in `opslog.aio.open`."""
     found: dict[str, Counter[str]] = {}
     for path in _test_files():
         used = {_dotted(node) for node in _names(path) if isinstance(node, ast.Attribute)}
@@ -207,7 +208,7 @@ def _test_imports() -> dict[str, Counter[str]]:
 
 
 def folder_of_tests(module: str) -> Path:
-    """The folder of tests that is nearest to a module's own."""
+    """The folder of tests that is nearest to a module's own folder."""
     folder = ROOT / "tests"
     for part in module.split(".")[1:]:
         inner = folder / TESTED_IN.get(part, part)
@@ -218,14 +219,15 @@ def folder_of_tests(module: str) -> Path:
 
 
 def is_test_of(path: Path, module: str) -> bool:
-    """Whether a test of a module's name is one of this module: it uses it, or lies with the tests of its folder, where
-    those of commands and of processes import nothing."""
+    """Whether a test with a module's name tests this module: it uses the module, or it is in the folder of the module's
+    tests. Tests of commands and processes import nothing."""
     users = _test_imports().get(module, ())
     return path.relative_to(ROOT).as_posix() in users or path.parent == folder_of_tests(module)
 
 
 def _tests(module: str) -> str:
-    """Those that are named after it; or those that use it; or, for what only others use, those of its users."""
+    """The tests named after a module; or those that use it; or, if only other modules use it, the tests of those
+    modules."""
     stem, folder = module.rpartition(".")[2], folder_of_tests(module)
     whole = f"{folder.relative_to(ROOT).as_posix()}/"
     named = [path for path in _test_files() if path.stem == f"test_{stem}" and is_test_of(path, module)]
@@ -241,12 +243,12 @@ def _tests(module: str) -> str:
     elif folder == ROOT / "tests":
         return "by running it"
     else:
-        found = [whole]  # a command: nothing imports it
+        found = [whole]  # a command, which nothing imports
     return ", ".join(f"[{path.removeprefix('tests/')}](../{path})" for path in found[:3])
 
 
 def documents() -> dict[Path, str]:
-    """The documents with what is generated in them, as they should be."""
+    """The documents with their generated parts as they should be."""
     architecture, index = ROOT / "docs/architecture.md", ROOT / "docs/modules.md"
     text = architecture.read_text(encoding="utf-8")
     for name, floors, package in (

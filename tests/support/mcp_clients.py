@@ -20,12 +20,12 @@ from tests.support.waiting import until
 
 COMMAND = [sys.executable, "-W", "error::UserWarning", "-m", "opslog", "mcp"]
 
-# The two ways in which a client and a server come together: a handshake, as up to 2025, and none, as from 2026 on.
+# The two ways in which a client and a server start: with a handshake, as up to 2025, and without one, as from 2026 on.
 ERAS = ["legacy", "auto"]
 
 
 class Refused(Exception):
-    """A tool refused; `problem` says why."""
+    """A tool refused the call; `problem` says why."""
 
     def __init__(self, problem: dict[str, Any]) -> None:
         super().__init__(problem)
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 class Calls:
-    """A client whose calls return what is structured in their results."""
+    """A client whose calls return the structured part of their results."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -51,7 +51,7 @@ class Calls:
 
 @asynccontextmanager
 async def stdio(url: str, *options: str, mode: str = "auto") -> AsyncIterator[Calls]:
-    """A server of its own process."""
+    """A client of a server in a process of its own."""
     command = [*COMMAND, "--store", url, *options]
     parameters = StdioServerParameters(command=command[0], args=command[1:], env=dict(os.environ))
     async with Client(stdio_client(parameters), mode=mode) as client:
@@ -60,7 +60,7 @@ async def stdio(url: str, *options: str, mode: str = "auto") -> AsyncIterator[Ca
 
 @asynccontextmanager
 async def inside(url: str, mode: str = "auto", **offer: Any) -> AsyncIterator[Calls]:
-    """A server in this process."""
+    """A client of a server in this process."""
     offered = Offer(url=url, **offer)
     with open_session(url, session_name(offered.agent), read_only=offered.read_only) as store:
         async with Client(server_of(offered, store, DoorMetrics()), mode=mode) as client:
@@ -69,9 +69,9 @@ async def inside(url: str, mode: str = "auto", **offer: Any) -> AsyncIterator[Ca
 
 @contextmanager
 def http(url: str, *options: str, logs: list[dict[str, Any]] | None = None) -> Iterator[str]:
-    """A server at an address of this machine.
+    """A client of a server at an address of this machine.
 
-    :param logs: takes what it has logged, once it has ended.
+    :param logs: gets the server's log lines after its end.
     """
     command = [*COMMAND, "--store", url, "--http", "127.0.0.1:0", "--json", *options]
     with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, stderr=errors) as process:
@@ -87,6 +87,6 @@ def http(url: str, *options: str, logs: list[dict[str, Any]] | None = None) -> I
 
 
 def _lines(errors: IO[str]) -> list[dict[str, Any]]:
-    # Read without moving where the server, which has the same file open, writes next.
+    # Read without moving the position at which the server, which has the same file open, writes next.
     text = os.pread(errors.fileno(), 1 << 24, 0).decode()
     return [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]

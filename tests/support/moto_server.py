@@ -1,7 +1,8 @@
 """moto's S3 as a server of its own: run as a script, it prints its port and serves until standard input ends.
 
-One lock is around every request: moto checks a condition and stores the object in two steps, and of two conditional
-puts at once both could succeed. HTTP/1.1 without Nagle's algorithm, or each request would wait for a packet.
+Every request takes one lock, because moto checks a condition and stores the object in two steps, so two conditional
+puts at once could both succeed. It uses HTTP/1.1 without Nagle's algorithm. Otherwise each request would wait for a
+packet.
 """
 
 from __future__ import annotations

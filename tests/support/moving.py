@@ -1,4 +1,4 @@
-"""Changes that people make to a store's directory beside open stores: each returns the former directory."""
+"""Changes that people make to a store's directory beside open stores. Each returns the former directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Change = Callable[[Path], Path]
 
 
 def renamed_and_copied(root: Path) -> Path:
-    """The wrong way round: a backup, or a restore."""
+    """Somebody moves the directory and copies it back, for a backup or a restore."""
     former = root.rename(root.with_name("former"))
     shutil.copytree(former, root)
     return former
@@ -24,7 +24,7 @@ def renamed_above(root: Path) -> Path:
 
 
 def switched(root: Path) -> Path:
-    """The link that the path is leads to another version."""
+    """The path is a link, which now leads to another version."""
     former = root.resolve()
     copy = shutil.copytree(former, former.with_name("v2"))
     os.symlink(copy, root.with_name("next"))
@@ -33,7 +33,7 @@ def switched(root: Path) -> Path:
 
 
 def place_for(tmp_path: Path, change: Change) -> Path:
-    """Where a store can be, for the change to come."""
+    """A place for a store that allows the coming change."""
     above = tmp_path / "above"
     above.mkdir()
     if change is switched:

@@ -1,4 +1,4 @@
-"""The reference server of Durable Streams, from npm, as a peer to test and to measure beside."""
+"""The reference server of Durable Streams, from npm, for tests and comparisons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = {"server": "@durable-streams/server@0.3.7"}
 
 @cache
 def package(name: str) -> Path | None:
-    """Where the package is installed; None where it cannot be had."""
+    """The folder in which the package is installed; None if it is not available."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         return None
     _FOLDER.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def package(name: str) -> Path | None:
 
 
 def install(name: str, *packages: str) -> Path | None:
-    """A folder in which these packages are installed; None where they cannot be had."""
+    """A folder in which these packages are installed; None if they are not available."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         return None
     folder = _FOLDER.with_name(f"npm-{name}")
@@ -49,7 +49,7 @@ def install(name: str, *packages: str) -> Path | None:
 
 @contextmanager
 def reference_server(**options: Any) -> Iterator[str]:
-    """The address of a running one. Options are those of its `DurableStreamTestServer`."""
+    """The address of a running reference server. The options are those of its `DurableStreamTestServer`."""
     place = package("server")
     assert place is not None, "ask package() first"
     script = Path(__file__).with_name("node_streams.mjs")

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2] / "build"
 
 
 def installed(name: str, *packages: str) -> Path:
-    """The folder with these packages, pinned as ``name@version``. Where they cannot be had, the test is skipped."""
+    """The folder with these packages, pinned as ``name@version``. Skips the test if they are not available."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         pytest.skip("this needs node and npm")
     folder = ROOT / name

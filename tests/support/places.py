@@ -1,4 +1,4 @@
-"""Where tests put their stores: a directory, and real S3 servers through each driver. The same code tests all."""
+"""Where tests put their stores: a directory, and real S3 servers through each driver. All use the same code."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ SERVERS = [f"{server}-{driver}" for server in NAMES for driver in ("s3fs", "obst
 class Place(NamedTuple):
     """Room for the stores of one test.
 
-    :ivar base: a directory, or the URL of a prefix; `query`: what comes after the name of a store in it.
-    :ivar options: for `opslog.open` there.
-    :ivar restart: kills the server and starts it anew, where there is one that belongs to the test.
+    :ivar base: a directory, or the URL of a prefix.
+    :ivar query: what comes after the name of a store in it.
+    :ivar options: options for `opslog.open` there.
+    :ivar restart: kills and restarts the test's own server, if it has one.
     """
 
     base: str

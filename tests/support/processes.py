@@ -47,19 +47,19 @@ class Process:
         self._stdin.flush()
 
     def end(self) -> None:
-        """Wait until it has ended by itself, and well."""
+        """Wait until it has ended by itself, without an error."""
         self._stdin.close()
         assert self._process.wait() == 0, f"{self._name} ended with exit code {self._process.returncode}"
 
     def kill(self) -> list[Any]:
-        """Kill it with SIGKILL, and return the whole lines that it had said and nobody had heard."""
+        """Kill it with SIGKILL. Returns the whole lines of its output that nobody had read."""
         self._process.send_signal(signal.SIGKILL)
         rest = self._stdout.read()
         assert self._process.wait() == -signal.SIGKILL, f"{self._name} ended by itself: {self._process.returncode}"
         return [json.loads(line) for line in rest.splitlines(keepends=True) if line.endswith(b"\n")]
 
     def discard(self) -> None:
-        """Make sure that nothing of it is left."""
+        """Make sure that it has ended and its pipes are closed."""
         self._process.kill()
         self._process.wait()
         self._stdout.close()
@@ -69,7 +69,7 @@ class Process:
 
 @contextmanager
 def start(program: Callable[..., None], *args: object) -> Iterator[Process]:
-    """Run a program of `tests.support.programs` with JSON arguments; it is gone after the block."""
+    """Run a program of `tests.support.programs` with JSON arguments. It is gone after the block."""
     process = Process(program, args)
     try:
         yield process

@@ -1,4 +1,4 @@
-"""What agents do in processes of their own: run as a script by `tests.support.processes.start`.
+"""Agents in processes of their own: `tests.support.processes.start` runs this file as a script.
 
 A program talks in JSON lines: `say` writes one to standard output, at once; `hear` waits for a line on standard input.
 """
@@ -34,7 +34,7 @@ Changes = dict[str, Document | None]
 
 
 def say(value: object) -> None:
-    # One write, so that a kill leaves whole lines in the pipe.
+    # One write, so that after a kill the pipe holds only whole lines.
     os.write(1, json.dumps(value).encode() + b"\n")
 
 
@@ -43,7 +43,7 @@ def hear() -> str:
 
 
 def write(url: str, agent: str, commits: int, options: dict[str, Any]) -> None:
-    """Open when asked, set `commits` documents of one's own, and report all documents when asked again."""
+    """Open when asked, set `commits` documents, and report all documents when asked again."""
     say("ready")
     hear()
     with opslog.open(url, agent=agent, **options) as store:
@@ -56,7 +56,7 @@ def write(url: str, agent: str, commits: int, options: dict[str, Any]) -> None:
 
 
 def compact(url: str, options: dict[str, Any]) -> None:
-    """Compact without a pause until standard input ends, every third time fully; report how often that changed
+    """Compact without a pause until standard input ends, every third time fully. Reports how many times that changed
     something."""
     done = threading.Event()
 
@@ -71,7 +71,7 @@ def compact(url: str, options: dict[str, Any]) -> None:
         turn = 0
         while not done.is_set():
             turn += 1
-            # An agent's own compaction, the lease of one that was killed, or a server too busy to answer in time.
+            # An agent's own compaction, the lease of a killed one, or a server that is too busy to answer in time.
             with suppress(opslog.RetryError):
                 published += store.compact(full=turn % 3 == 0).number is not None
     say(published)
@@ -117,8 +117,8 @@ def carry_out(store: opslog.Store[Document], changes: Changes, *, atomic: bool) 
 
 
 def write_numbered(url: str, agent: str) -> None:
-    """Set documents of one's own until asked to stop, or refused; say each number that is acknowledged, and in the end
-    how many those were and what refused the next one."""
+    """Set documents until asked to stop, or refused. Say each number that is acknowledged; at the end say how many
+    those were, and what refused the next one."""
     asked = threading.Event()
 
     def listen() -> None:
@@ -141,7 +141,7 @@ def write_numbered(url: str, agent: str) -> None:
 
 
 def work(url: str, agent: str, kind: str, start: int) -> None:
-    """Commit number `start`, and those that follow, until killed; say each number that is acknowledged.
+    """Write commit number `start` and those after it, until killed. Say each number that is acknowledged.
 
     :param kind: see `made`, or "compact": do that without a pause.
     """
@@ -167,7 +167,7 @@ def work(url: str, agent: str, kind: str, start: int) -> None:
 
 
 def made(kind: str, agent: str, number: int) -> dict[str, Document]:
-    """The documents that a numbered commit sets. Each "archive" has a document of its own, each "batch" four."""
+    """The documents that a numbered commit sets. Each "archive" has one document of its own, each "batch" four."""
     document = {"agent": agent, "number": number}
     if kind == "archive":
         return {f"{agent}-{number}": document}
@@ -175,7 +175,7 @@ def made(kind: str, agent: str, number: int) -> dict[str, Document]:
 
 
 def create(url: str, agent: str) -> None:
-    """Open one new store after the other, and write to it; say how many are done."""
+    """Open one new store after the other, and write to it. Say how many are done."""
     number = 0
     while True:
         with opslog.open(f"{url}/{number}/new/store", agent=agent) as store:
@@ -185,7 +185,7 @@ def create(url: str, agent: str) -> None:
 
 
 def hold(url: str, agent: str) -> None:
-    """Keep an agent's name until standard input ends."""
+    """Hold an agent's name until standard input ends."""
     with opslog.open(url, agent=agent) as store:
         store["held"] = {"pid": os.getpid()}
         say(os.getpid())
@@ -193,7 +193,7 @@ def hold(url: str, agent: str) -> None:
 
 
 def hold_lease(url: str, agent: str, id: str, seconds: float) -> None:
-    """Claim a document for some seconds; when asked, finish it, and report whether that was done."""
+    """Claim a document for some seconds. When asked, finish it, and report whether that worked."""
     with opslog.open(url, agent=agent) as store:
         lease = opslog.Lease(store, id, seconds)
         say(lease.claim(_is_open))
@@ -207,7 +207,7 @@ def hold_lease(url: str, agent: str, id: str, seconds: float) -> None:
 
 
 def opened(url: str, agent: str) -> opslog.Store[Document]:
-    """A store, as soon as its server is there."""
+    """Open a store as soon as its server is there."""
     while True:
         try:
             return opslog.open(url, agent=agent)
@@ -216,8 +216,8 @@ def opened(url: str, agent: str) -> opslog.Store[Document]:
 
 
 def share_out(url: str, agent: str, seconds: float) -> None:
-    """Do open documents, by leases of some seconds, until none is left. Each claim, each finish and each loss is
-    reported."""
+    """Do open documents, with leases of some seconds, until none is left. Report each claim, each finish and each
+    loss."""
     chosen = random.Random(agent)
     leases: dict[str, opslog.Lease] = {}
     with opened(url, agent) as store:
@@ -232,7 +232,7 @@ def share_out(url: str, agent: str, seconds: float) -> None:
                 lease.finish({"status": "done", "by": agent})
             except opslog.LeaseLostError:
                 say({"lost": id})
-            except opslog.LockedError:  # somebody was stopped while appending
+            except opslog.LockedError:  # somebody was paused while appending
                 say({"locked out of": id})
             else:
                 say({"finished": id})
@@ -260,7 +260,7 @@ def measure(action: str, url: str) -> None:
 
 
 def warm_up() -> None:
-    """Load all code first: it is no part of what a store takes."""
+    """Load all code first, because it does not count as memory of a store."""
     with opslog.open("memory://warm-up", agent="a", compact_after=None) as store:
         for number in range(50):
             store[str(number)] = {"number": number}
@@ -268,8 +268,7 @@ def warm_up() -> None:
 
 
 def peak_bytes() -> int:
-    """The most memory this program has had. (What `getrusage` reports begins with that of the process that started
-    it.)"""
+    """The peak memory of this program. (What `getrusage` reports starts with the memory of the parent process.)"""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
@@ -280,7 +279,7 @@ def increment(document: Document | None) -> Document:
 
 
 def count(url: str, agent: str, times: int) -> None:
-    """Increment one counter so many times, when asked."""
+    """Increment one counter this many times, when asked."""
     with opslog.open(url, agent=agent) as store:
         say("ready")
         hear()
@@ -290,15 +289,15 @@ def count(url: str, agent: str, times: int) -> None:
 
 
 class Refused(Exception):
-    """The result of a function does not permit the intended write."""
+    """The result of a function does not allow the intended write."""
 
 
 def transact(url: str, agent: str, journal: str, work: tuple[int, int, int], options: dict[str, Any]) -> None:
-    """Try to claim each task once, in an order of one's own; in between transfer, increment and set.
-    Begin and outcome of each are noted in a file, with the time by the machine's monotonic clock.
+    """Try to claim each task once, in an order of one's own. In between transfer, increment and set. A file records the
+    beginning and outcome of each, with the time by the machine's monotonic clock.
 
-    :param journal: the file. :param work: how many tasks, how many other things, and the number to go on from, after a
-        kill.
+    :param journal: the file. :param work: how many tasks, how many other actions, and the number to continue from after
+        a kill.
     """
     tasks, others, first = work
     rng = random.Random(agent)
@@ -307,7 +306,7 @@ def transact(url: str, agent: str, journal: str, work: tuple[int, int, int], opt
     order = rng.sample(range(tasks), tasks)
     plan = [(kind, order.pop() if kind == "claim" else rng.randrange(1 << 30)) for kind in todo]
     number = first
-    # One write for each line, so that a kill leaves whole lines.
+    # One write for each line, so that after a kill the file holds only whole lines.
     with open(journal, "ab", buffering=0) as file:
 
         def note(**noted: object) -> None:
@@ -329,7 +328,7 @@ def transact(url: str, agent: str, journal: str, work: tuple[int, int, int], opt
                     outcome = "unknown"
                     try:
                         outcome = attempt(store, kind, argument, token)
-                    except (Refused, ConflictError):  # that it exists is a conflict, too
+                    except (Refused, ConflictError):  # an existing document is a conflict, too
                         outcome = "refused"
                     except CommitUnknownError:
                         raise
@@ -344,7 +343,7 @@ def transact(url: str, agent: str, journal: str, work: tuple[int, int, int], opt
 
 
 def attempt(store: opslog.Store[Document], kind: str, argument: int, token: str) -> str:
-    """Do one of the things of `transact`; what is written has this token, and that of what it replaces."""
+    """Do one of the actions of `transact`. Its writes carry this token, and the token of what they replace."""
 
     def claim(task: Document | None) -> Document:
         assert task is not None
@@ -384,7 +383,7 @@ def attempt(store: opslog.Store[Document], kind: str, argument: int, token: str)
 
 
 def stop_inside(url: str, agent: str) -> None:
-    """Stop while the log of transactions is locked, with the line of an increment written and not yet on disk."""
+    """Stop while holding the lock of the shared log, with the line of an increment written and not yet on disk."""
     with opslog.open(url, agent=agent) as store:
         datasync = posix.datasync
 
@@ -401,5 +400,5 @@ def stop_inside(url: str, agent: str) -> None:
 
 if __name__ == "__main__":
     if "lossy+" in sys.argv[2]:
-        importlib.import_module("served_storage")  # beside this file; registers such stores
+        importlib.import_module("served_storage")  # a file beside this one, which registers such stores
     globals()[sys.argv[1]](*json.loads(sys.argv[2]))

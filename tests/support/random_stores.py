@@ -74,11 +74,11 @@ def live(url: str, chance: random.Random, *, tear: Callable[[str, random.Random]
 
 
 def act(store: opslog.Store[Any], chance: random.Random) -> None:
-    """One thing that an agent may do."""
+    """One action of an agent."""
     id = chance.choice(IDS)
     match chance.randrange(13):
         case 0 | 1:
-            with suppress(opslog.ConflictError):  # others have built on a transaction
+            with suppress(opslog.ConflictError):  # others have overwritten a transaction
                 store.undo()
         case 2 | 3:
             store.pop(id, None)
@@ -128,6 +128,6 @@ def row(record: Set) -> tuple[Any, ...]:
 
 
 def state(url: str, **options: Any) -> list[tuple[Any, ...]]:
-    """The documents as the library has them, in order of id."""
+    """The documents as the library has them, by id."""
     with opslog.open(url, read_only="as_of" not in options, **options) as store:
         return [row(record) for record in store.records()]

@@ -1,4 +1,4 @@
-"""The last release, as its commit has it."""
+"""The last release, as it was committed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RELEASE = "bd90177"
 
 
 def release_in(folder: Path) -> Path:
-    """The tree of the last release, in a new folder below; skips where there is no history, as beside a wheel."""
+    """The tree of the last release, in a new folder. Skips the test if there is no history, as beside a wheel."""
     archive, source = folder / "source.tar", folder / "source"
     made = subprocess.run(
         ["git", "-C", ROOT, "archive", "--format=tar", "--output", archive, RELEASE], capture_output=True, check=False

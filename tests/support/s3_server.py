@@ -36,9 +36,10 @@ class Request(NamedTuple):
 class Fault(NamedTuple):
     """What becomes of a request.
 
-    :ivar status: answer with this status (0: none, the connection is dropped; -1: none, and it stays open).
-    :ivar done: whether it is carried out all the same, before the answer.
-    :ivar late: or so many requests later.
+    :ivar status: the status of the answer. 0: no answer, and the connection is dropped; -1: no answer, and it stays
+        open.
+    :ivar done: whether the request is carried out all the same, before the answer.
+    :ivar late: after how many further requests it is carried out instead.
     """
 
     status: int
@@ -49,8 +50,10 @@ class Fault(NamedTuple):
 class S3Server:
     """Serve with `with S3Server() as server:`; `server.url` is the endpoint.
 
-    :ivar objects: key (with the bucket) to (bytes, time); `requests`: what was asked.
-    :ivar honours_conditions: whether it knows put-if-absent; `refuses_conditions`: whether it answers 501 to it.
+    :ivar objects: maps a key (with the bucket) to (bytes, time).
+    :ivar requests: the requests so far.
+    :ivar honours_conditions: whether it knows put-if-absent.
+    :ivar refuses_conditions: whether it answers 501 to put-if-absent.
     """
 
     def __init__(self) -> None:
@@ -86,7 +89,7 @@ class S3Server:
             self.fault = lambda request: None
 
     def carry_out_late(self, number: int, work: Callable[[], object] | None = None) -> None:
-        """Do what is due by the request of this number; with `work`, note it."""
+        """Carry out what is due by the request with this number. With `work`, record that work for later."""
         with self.mutex:
             if work is not None:
                 self._late.append((number, work))
@@ -266,7 +269,7 @@ def _error(code: str, message: str) -> bytes:
 
 
 def _encoded(key: str) -> str:
-    """As a listing with url encoding has it."""
+    """A key as a listing with url encoding shows it."""
     return quote(key, safe="/")
 
 

@@ -1,4 +1,4 @@
-"""Real S3 servers for tests: moto behind one lock, Ceph where it is installed, and the one that a person names.
+"""Real S3 servers for tests: moto behind one lock, Ceph if it is installed, and a server that a person names.
 
 `OPSLOG_TEST_S3_URL=s3://bucket/prefix` names it; endpoint, region and credentials are then those of the AWS environment
 variables. Tests leave nothing behind there.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 
 NAMES = ["moto", "ceph", *(["named"] if os.environ.get("OPSLOG_TEST_S3_URL") else [])]
-# One server is enough for what runs at each change.
+# One server is enough for the tests that run at each change.
 PARAMETERS = [NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])]
 _CEPH_PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 
@@ -27,8 +27,8 @@ _CEPH_PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "rado
 class Server(NamedTuple):
     """A server that runs.
 
-    :ivar url: of a bucket, or of a prefix in one, for the tests alone.
-    :ivar environment: the variables by which S3 clients find it.
+    :ivar url: the URL of a bucket, or of a prefix in one, for the tests alone.
+    :ivar environment: the variables by which S3 clients find the server.
     """
 
     url: str
@@ -60,7 +60,7 @@ def running(name: str, folder: Path, bucket: str = "opslog") -> Iterator[Server]
 
 @contextmanager
 def _process(command: list[str]) -> Iterator[str]:
-    """A program that says one line when it is ready, and ends with its standard input."""
+    """A program that prints one line when it is ready, and ends with its standard input."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None

@@ -7,7 +7,8 @@ import sys
 
 
 class Process:
-    """A Python process that runs `program`, says a line when it has come to a point, and goes on when resumed."""
+    """A Python process that runs `program`. It prints a line when it has reached a point, and continues when
+    resumed."""
 
     def __init__(self, program: str, *args: object) -> None:
         self.process = subprocess.Popen(
@@ -28,7 +29,7 @@ class Process:
         self.process.stdin.flush()
 
     def end(self) -> int:
-        """Wait for its end; its exit code."""
+        """Wait for its end. Returns the exit code."""
         self.process.communicate(timeout=60)
         return self.process.returncode
 

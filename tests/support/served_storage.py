@@ -1,8 +1,8 @@
-"""Storages of a server without a network: a transport that hands requests over, and what a network does to them.
+"""Served storages without a network: a transport that hands requests over, and a simulated network that disturbs them.
 
-Stores at ``served://NAME`` are in memory, behind such a transport, and ``served+lossy://NAME`` behind a network that
-loses requests and answers, repeats and delays them, and a server that is killed and started anew now and then. Those at
-``lossy+http://HOST:PORT/NAME`` are on a real server, behind a network of that kind."""
+Stores at ``served://NAME`` are in memory, behind such a transport. Stores at ``served+lossy://NAME`` are behind a
+network that loses, repeats and delays requests and answers, and behind a server that is killed and restarted now and
+then. Stores at ``lossy+http://HOST:PORT/NAME`` are on a real server, behind a network of that kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from opslog.server.stores.rights import EVERYBODY, Client
 
 
 class Handing(httpx.BaseTransport):
-    """Hands requests to the service that is there at the moment."""
+    """Hands requests to the current service."""
 
     def __init__(self, service: Callable[[], StorageService], client: Client = EVERYBODY) -> None:
         self._service = service
@@ -39,11 +39,11 @@ class Handing(httpx.BaseTransport):
 
 
 class Network(httpx.BaseTransport):
-    """Loses requests and answers, repeats requests, and delivers copies of them much later, also to a server that was
-    started anew meanwhile.
+    """Loses requests and answers, repeats requests, and delivers copies of them much later, even to a server that was
+    restarted meanwhile.
 
-    :param server: where requests go that come through.
-    :param restart: starts the server anew.
+    :param server: gets the requests that come through.
+    :param restart: restarts the server.
     """
 
     def __init__(self, server: httpx.BaseTransport, dice: random.Random, restart: Callable[[], None]) -> None:
@@ -81,7 +81,7 @@ class Network(httpx.BaseTransport):
 
     def _deliver(self, request: httpx.Request) -> httpx.Response:
         response = self._server.handle_request(request)
-        response.read()  # so that the connection is free, whatever becomes of the answer
+        response.read()  # so that the connection is free, whether or not the answer comes through
         return response
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Network(httpx.BaseTransport):
 
 
 class Clock:
-    """An environment whose time passes when somebody sleeps."""
+    """An environment in which time passes only when somebody sleeps."""
 
     def __init__(self) -> None:
         self.seconds = 1e9
@@ -132,7 +132,7 @@ def open_url(
 
 
 def open_lossy(url: str, *, create: bool = True) -> RemoteBackend:
-    """A store on a real server. What happens on the way to it is another in each process."""
+    """A store on a real server. Each process has other faults on its way to the server."""
     dice = random.Random(" ".join(sys.argv))
     network = Network(httpx.HTTPTransport(), dice, lambda: None)
     return RemoteBackend(url.removeprefix("lossy+"), transport=network)

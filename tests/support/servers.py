@@ -24,9 +24,10 @@ def http(method: str, url: str, **options: Any) -> httpx.Response:
 
 
 class Follower(Thread):
-    """Reads an answer to its end, however long that takes.
+    """Reads an answer to its end, in a thread.
 
-    :ivar status: of the answer; :ivar text: what has come of it.
+    :ivar status: the status of the answer.
+    :ivar text: the part of it that has come.
     """
 
     def __init__(self, url: str, **params: str) -> None:
@@ -50,7 +51,8 @@ class Follower(Thread):
 class Server:
     """A running server.
 
-    :ivar url: of its stream root, without the slash at the end; :ivar logs: what it has logged.
+    :ivar url: the URL of its stream root, without the slash at the end.
+    :ivar logs: the lines that it has logged.
     """
 
     def __init__(self, *options: str) -> None:
@@ -93,12 +95,12 @@ class Server:
         return int(self.root.rpartition(":")[2])
 
     def kill(self) -> None:
-        """As a crash would."""
+        """End it like a crash."""
         self.process.kill()
         self._end()
 
     def stop(self) -> int:
-        """As an administrator would; the exit code."""
+        """Stop it as an administrator would. Returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self._end()
 
@@ -111,7 +113,7 @@ class Server:
 
 
 class Restarting:
-    """A server that is killed now and then, and started anew at the same address.
+    """A server that is killed now and then, and restarted at the same address.
 
     :ivar root: its URL.
     """
@@ -122,12 +124,12 @@ class Restarting:
         self.root, self._port = self._server.root, str(self._server.port)
 
     def restart(self) -> None:
-        """Returns when it serves again."""
+        """Restart it. Returns when it serves again."""
         self._server.kill()
         self._server = Server("--port", self._port, *self._options)
 
     def kill(self) -> None:
-        """For good."""
+        """Kill it for good."""
         self._server.kill()
 
 

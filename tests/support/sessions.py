@@ -1,4 +1,4 @@
-"""Sessions of one agent on a storage that fails: what was acknowledged, against what is there."""
+"""Sessions of one agent on a failing storage: what was acknowledged, compared with what is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import opslog
 
 
 def act(url: str, sessions: int, **options: Any) -> tuple[dict[str, Any], set[str]]:
-    """Writes, compacts and collects; returns what was acknowledged, and the ids of which the outcome is unknown."""
+    """Write, compact and collect. Returns what was acknowledged, and the ids with an unknown outcome."""
     known: dict[str, Any] = {}
     unknown: set[str] = set()
     settings = opslog.Settings(undo_window=1, grace_seconds=0)

@@ -20,7 +20,7 @@ HOME = Path(pyspark.__file__).parent
 
 @contextmanager
 def _running(log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Spark, whose output goes to a file; it and what it started are gone after the block."""
+    """A process of Spark that writes its output to a file. The process and its children are gone after the block."""
     environment = {
         **os.environ,
         "JAVA_HOME": java_home(),
@@ -36,12 +36,12 @@ def _running(log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
         finally:
-            process.terminate()  # a worker ends its executors then
+            process.terminate()  # the executors of a worker end then
             process.wait()
 
 
 def _logged(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
-    """Wait until a process has written something that matches."""
+    """Wait until a process has logged something that matches."""
     found: list[str] = []
 
     def check() -> bool:
@@ -55,9 +55,10 @@ def _logged(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
 
 @contextmanager
 def cluster(folder: Path, workers: int = 2) -> Iterator[str]:
-    """The URL of a running master with so many workers of one core each.
+    """The URL of a running master with this many workers of one core each.
 
-    Each worker is a host of its own, or Spark would never run a task on one while the other is slow with it.
+    Each worker is a host of its own. Otherwise Spark would never run a task on one worker while another one is slow
+    with it.
     """
     deploy = "org.apache.spark.deploy"
     with ExitStack() as stack:

@@ -1,5 +1,5 @@
-"""A program that compacts a store, or appends to it, while Spark runs tasks twice at once, and both attempts do all of
-their work.
+"""A program that compacts a store, or appends to it, while Spark runs tasks twice at once. Both attempts do all their
+work.
 
 python speculation_program.py MASTER URL compact|append: the attempts meet in the folder URL-attempts, and report there
 that they did.
@@ -28,7 +28,7 @@ from opslog.spark.write.writing import OpslogWriter, Staged
 
 
 def meet(url: str, step: str) -> None:
-    """Wait until another attempt of this task has come as far. Of each step one task does that: the first to come."""
+    """Wait until another attempt of this task has come as far. In each step one task does that, the first to come."""
     context = TaskContext.get()
     assert context is not None
     folder, partition = Path(f"{url}-attempts"), str(context.partitionId())
@@ -44,8 +44,8 @@ def meet(url: str, step: str) -> None:
 
 
 def written(step: str, batches: Batches, *, address: StoreAddress, **arguments: object) -> Batches:
-    """A step of a compaction that writes parts; where it did, it ends when two attempts have."""
-    # The module that is installed where the task runs, in which this program has replaced nothing.
+    """A step of a compaction that writes parts. In the chosen task it ends after two attempts have written theirs."""
+    # The installed module where the task runs, in which this program has replaced nothing.
     from opslog.spark.compaction import executing as installed
 
     done = list(getattr(installed, step)(batches, address=address, **arguments))
@@ -93,7 +93,7 @@ def main(master: str, url: str, job: str) -> None:
         "spark.speculation.interval": "50ms",
         "spark.speculation.quantile": "0.1",
         "spark.speculation.multiplier": "1.01",
-        "spark.speculation.task.duration.threshold": "1s",  # where a step has one task, and none to compare it with
+        "spark.speculation.task.duration.threshold": "1s",  # for steps with a single task
     }
     spark = opslog.spark.session("speculation", master=master, config=config)
     {"compact": compact, "append": append}[job](spark, url)

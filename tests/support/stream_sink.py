@@ -1,4 +1,4 @@
-"""The work of a consumer of a stream, as docs/spark.md describes it: one keeps the state, and one counts."""
+"""A consumer of a stream, as docs/spark.md describes it: one part keeps the state, and one counts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ Row = dict[str, Any]
 class Sink:
     """Takes batches of rows.
 
-    :ivar rows: all of them; `resyncs`: how many batches had a resync.
-    :ivar delivered: per commit, as (agent, clock), how often it came, resyncs not counted.
+    :ivar rows: all rows.
+    :ivar resyncs: how many batches had a resync.
+    :ivar delivered: for each commit, as (agent, clock), how many times it came, not counting resyncs.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class Sink:
                 self._commits.setdefault((row["clock"], row["agent"]), []).append(row)
 
     def state(self) -> dict[str, str]:
-        """The documents by the merge rule, over everything since the last resync."""
+        """The documents by the merge rule, from everything since the last resync."""
         undone = {(row["target"], row["agent"]) for rows in self._commits.values() for row in rows if row["target"]}
         best = dict(self._stored)
         for stamp, rows in sorted(self._commits.items()):

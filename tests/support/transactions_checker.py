@@ -1,5 +1,5 @@
-"""Holds the outcomes that processes noted of their transactions against the shared log, read by other means than the
-store's: lines of JSON, in the order of segments."""
+"""Checks the outcomes that processes recorded for their transactions against the shared log. It reads that log without
+the store: as lines of JSON, in the order of segments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MONEY = 500
 
 
 class SharedLog:
-    """Gathers the segments of the shared log while the store is in use. Nothing is missed if it is called before each
+    """Collects the segments of the shared log while the store is in use. It misses nothing if it is called before each
     compaction."""
 
     def __init__(self, backend: Backend) -> None:
@@ -28,7 +28,7 @@ class SharedLog:
 
     def collect(self) -> None:
         for entry in self._backend.list(FOLDER):
-            # Where segments do not grow, one that comes back is a delayed write that nobody reads.
+            # If segments do not grow, one that comes back is a delayed write that nobody reads.
             if entry.path not in self._segments or self._backend.segments_grow:
                 with suppress(MissingFileError):
                     self._segments[entry.path] = self._backend.read(entry.path)
@@ -37,7 +37,7 @@ class SharedLog:
         paths = sorted(self._segments)
         numbers = [int(Path(path).stem) for path in paths]
         assert numbers == list(range(1, len(paths) + 1)), "a segment was collected before it was read here"
-        # What follows the last newline is a torn tail.
+        # Bytes after the last newline are a torn tail.
         whole = [line for path in paths for line in self._segments[path].split(b"\n")[:-1]]
         return [json.loads(line) for line in whole]
 
@@ -45,7 +45,8 @@ class SharedLog:
 class Attempt(NamedTuple):
     """What one process tried.
 
-    :ivar end: when it heard of the outcome; infinite, and "unknown", where it was killed before.
+    :ivar end: when the process learned the outcome. If it was killed before, this is infinite, and the outcome
+        "unknown".
     """
 
     token: str
@@ -70,11 +71,12 @@ def attempts(journal: Path) -> list[Attempt]:
 
 
 class History:
-    """The serial history that the shared log says, checked line by line.
+    """The serial history in the shared log, checked line by line.
 
-    :ivar documents: what it ends with.
-    :ivar positions: per token, the number of its line; `authors`: its author.
-    :ivar founded: the clock of the line since which all accounts are there.
+    :ivar documents: the documents at its end.
+    :ivar positions: for each token, the number of its line.
+    :ivar authors: for each token, its author.
+    :ivar founded: the clock of the line from which on all accounts exist.
     """
 
     def __init__(self, lines: list[Document]) -> None:
@@ -119,7 +121,7 @@ class History:
 
 
 def check(history: History, tried: list[Attempt]) -> None:
-    """Acknowledged writes are there once, and refused ones are not; their order is that of real time."""
+    """Acknowledged writes are there once, and refused ones are not. Their order is that of real time."""
     by_token = {attempt.token: attempt for attempt in tried}
     for attempt in tried:
         there = attempt.token in history.positions

@@ -1,4 +1,4 @@
-"""An object storage whose clock, and that of all who use it, is set by hand: for processes that are idle or paused for
+"""An object storage with a clock that is set by hand, also for all its users: for processes that are idle or paused for
 days."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Store = opslog.Store[dict[str, Any]]
 
 
 class World:
-    """A bucket whose clock, and that of all who use it, is set by hand."""
+    """A bucket with a clock that is set by hand, also for all its users."""
 
     def __init__(self) -> None:
         self.url = f"bucket://delayed-seals-{next(_numbers)}"
@@ -62,7 +62,7 @@ class World:
             return compact_unlocked(backend, environment or self.environment)
 
     def compact_beyond(self, agent: str) -> None:
-        """Others write, seal, compact and collect, until nothing is left of this agent's segments."""
+        """Others write, seal, compact and collect, until none of this agent's segments is left."""
         with self.open("b") as b:
             for number in range(30):
                 b["busy"] = {"n": number}
@@ -77,14 +77,14 @@ class World:
 
 
 class Nobody(Holders):
-    """No name is ever held: each handle is a process of its own."""
+    """No name is ever held: each handle stands for a process of its own."""
 
     def take(self, name: Hashable, holder: object) -> bool:
         return True
 
 
 def delay_seal(world: World, agent: str, meanwhile: Callable[[], None]) -> Compaction:
-    """A compaction that is about to seal a log, and is paused before its request is carried out."""
+    """A compaction is about to seal a log, and is paused before its request is carried out."""
 
     def pause(request: Request) -> None:
         if request.method == "put_new" and request.key.startswith(f"prefix/ops/{agent}/"):

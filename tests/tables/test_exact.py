@@ -1,4 +1,4 @@
-"""What is in a table is what is in the documents: every value exactly, whatever the documents are."""
+"""Tables hold what the documents hold: every value exactly, whatever the documents are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def types(table: pa.Table) -> dict[str, str]:
 
 
 def column(store: opslog.Store[dict[str, Any]], *values: object) -> tuple[str, list[object]]:
-    """The type and the values of a column of documents whose one field has these values."""
+    """The type and the values of the column for documents whose one field has these values."""
     for number, value in enumerate(values):
         store[f"{number:03}"] = {"v": value}
     found = store.to_arrow(["v"]).column("v")
@@ -83,7 +83,7 @@ def test_a_column_of_different_types_has_a_note(store: opslog.Store[dict[str, An
 
 
 def test_names_that_are_taken_get_others(store: opslog.Store[dict[str, Any]]) -> None:
-    """SQL does not distinguish names by case, and id, clock and ts are those of the record."""
+    """SQL ignores the case of names, and the names id, clock and ts belong to the record."""
     store["x"] = {"id": 1, "ts": 2, "Name": 3, "name": 4, "data": 5, "a b": 6, "": 7, "a.b": 8, "a/b~c": 9, 'q"': 10}
     row = store.to_arrow().to_pylist()[0]
     assert row["id"] == "x"
@@ -145,7 +145,7 @@ DOCUMENTS = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(documents=DOCUMENTS, split=st.integers(0, 6))
 def test_a_table_of_any_documents_says_the_same(documents: list[dict[str, Any]], split: int) -> None:
-    """However they came into the table: at first, or after it was made."""
+    """However they came into the table: when it was made, or later."""
     with opslog.open("memory://", agent="a", compact_after=None) as store:
         for number, document in enumerate(documents[:split]):
             store[f"{number:03}"] = document
@@ -173,7 +173,7 @@ def names_of(fields: set[str]) -> dict[str, str]:
 
 
 def is_same(value: Any, shown: Any) -> bool:
-    """Whether a table shows this value: itself, or its JSON text. A field that is missing and null are one."""
+    """Whether a table shows this value, or its JSON text. It does not distinguish a missing field from null."""
     if isinstance(value, dict) and isinstance(shown, dict):
         return all(is_same(value.get(name), shown.get(name)) for name in {*value, *shown})
     if isinstance(value, list) and isinstance(shown, list):

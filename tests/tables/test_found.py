@@ -1,4 +1,4 @@
-"""What `find` returns is used as a list is, and is a table for whatever takes Arrow, and for notebooks."""
+"""The result of `find` works like a list, and is a table for everything that reads Arrow, and for notebooks."""
 
 from __future__ import annotations
 

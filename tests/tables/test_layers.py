@@ -1,5 +1,4 @@
-"""A table is made of a run as it is stored, and of what was written since: it is what the store says, however both came
-about."""
+"""A table is made from a run as stored, and from later writes. It shows what the store has, whatever the history."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def expected(store: Store) -> dict[object, tuple[object, ...]]:
 def test_a_table_is_the_store_after_any_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, loaded: bool
 ) -> None:
-    """Writes, deletes and undos of two agents of which one is behind, and compactions into one run or several."""
+    """Two agents, one of which is behind, write, delete and undo, and compactions make one run or several."""
     if not loaded:
         monkeypatch.setattr(runs, "LOADED_BYTES", 0)
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""SQL over a store: what is asked for is there, as it is now."""
+"""SQL on a store: every column that a query names is there, with the current data."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_a_column_is_json_text_no_longer_than_its_values_differ(store: Store) ->
 
 
 def test_columns_that_come_later_are_found(store: Store) -> None:
-    """Also by a query that names them after the table was made, and beyond the documents that are read first."""
+    """Also if a query names them after the table was made, and if they occur only after the documents that are read
+    first."""
     with store.batch():
         for number in range(12_000):
             store[f"{number:05}"] = {"n": number} | ({"rare": "x"} if number == 6000 else {})
