@@ -180,7 +180,7 @@ def change(store: Store, other: Store, kind: str) -> None:
     elif kind.startswith("other"):
         other.refresh()
         other["2é"] = {"number": 2, "even": True, "newer": True}
-    if kind.endswith("compact"):  # and what is compacted was not read yet, so the store loads again
+    if kind.endswith("compact"):  # then nothing compacted was read yet, so the store loads again
         other["one"] = other["two"] = {"number": 9, "even": False}
         other.compact()
     if kind.endswith(("other", "compact")):
@@ -194,7 +194,7 @@ def change(store: Store, other: Store, kind: str) -> None:
 def test_documents_changed_meanwhile_stay(
     url: str, monkeypatch: pytest.MonkeyPatch, kind: str, durability: Any, moment: str
 ) -> None:
-    """By another thread, at the two moments between which a document is read for the archive and deleted."""
+    """Another thread changes them, at the two moments between reading a document for the archive and deleting it."""
     settings = opslog.Settings(undo_window=1)
     changes = [kind]
 
@@ -247,7 +247,7 @@ def test_documents_changed_meanwhile_stay(
 
 
 def test_writers_in_other_threads_lose_nothing_to_an_archive_that_goes_on_and_on(url: str) -> None:
-    """Each document counts up; whatever was acknowledged last is in the store, or it is the archived one."""
+    """Each document counts up. The last acknowledged value is in the store, or in the archive."""
     ids = [f"{number}" for number in range(8)]
     last = dict.fromkeys(ids, 0)
     archived: dict[str, int] = {}

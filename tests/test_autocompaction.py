@@ -1,4 +1,4 @@
-"""Automatic compaction: when it runs, that nobody waits for it, and what becomes of its failures."""
+"""Automatic compaction: when it runs, that nobody waits for it, and what happens after its failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def url() -> str:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """In which threads compactions ran."""
+    """The names of the threads in which compactions ran."""
     threads: list[str] = []
     real = compaction.compact
 
@@ -88,7 +88,7 @@ def test_commits_during_a_compaction_count_towards_the_next(
 def test_a_store_that_only_writes_forgets_what_was_compacted(
     url: str, by_itself: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory is that of the tail, and others' commits are handed out all the same, each once."""
+    """Its memory is that of the tail. It still hands out others' commits, each once."""
     monkeypatch.setattr(state, "_WINNERS_MAX", 50)
     with (
         opslog.open(url, agent="a", compact_after=100 if by_itself else None) as store,
@@ -144,7 +144,7 @@ def test_the_next_refresh_hands_out_what_a_failed_one_had_read(url: str, monkeyp
 
 
 def test_writers_that_outrun_a_compaction_wait_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that memory and the tail stay bounded. Nobody waits for one that cannot run."""
+    """So memory and the tail stay bounded. Nobody waits for a compaction that cannot run."""
     monkeypatch.setattr(autocompaction, "COMPACT_AFTER_COST", 10_000)
     real, may_go_on, waited = compaction.compact, threading.Event(), threading.Event()
 
@@ -176,14 +176,14 @@ def test_writers_that_outrun_a_compaction_wait_for_it(url: str, monkeypatch: pyt
 def test_it_runs_when_the_tail_is_large_enough(url: str, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autocompaction, "COMPACT_AFTER_COST", 100_000)
     with opslog.open(url, agent="a") as store:
-        for number in itertools.count():  # it may begin at once, when all there is can still be undone
+        for number in itertools.count():  # it may begin while everything can still be undone
             store[str(number)] = {"text": "x" * 3000}
             if number % 40 == 39 and compacted(url):
                 break
 
 
 def test_on_object_storages_it_runs_when_there_are_many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is a request for whoever opens the store."""
+    """Each segment is a request for everybody who opens the store."""
     url = f"bucket://autocompaction-{next(_numbers)}"
     monkeypatch.setattr(autocompaction, "COMPACT_AFTER_COST", 100 * SEGMENT_COST)
     with opslog.open(url, agent="a") as a:
@@ -222,7 +222,7 @@ def test_it_can_be_turned_off(url: str, ran: list[str]) -> None:
 
 
 def test_nobody_waits_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compaction that does not get on stops neither sets nor reads nor refreshes; closing lets it end."""
+    """A stuck compaction stops neither sets nor reads nor refreshes. Closing the store lets it end."""
     may_go, inside = threading.Event(), threading.Event()
     create = MemoryBackend.create
 
@@ -355,7 +355,7 @@ def test_a_compaction_under_way_elsewhere_is_left_alone(url: str, ran: list[str]
 def test_after_a_failure_a_compaction_under_way_elsewhere_is_no_failure(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing would try again here before the tail has grown, so the old error would be shown for as long."""
+    """Here nothing would try again before the tail has grown. So the store would show the old error for as long."""
     with opslog.open(url, agent="a", compact_after=50) as store:
         with monkeypatch.context() as patch:
 

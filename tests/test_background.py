@@ -1,4 +1,4 @@
-"""Threads in the background: nothing ends them before they are closed, and a store gets on without them."""
+"""Background threads: nothing ends them before they are closed, and a store copes without them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.waiting import until
 
 
 class Work:
-    """What a worker does: raises, one after the other, what it was given."""
+    """The work of a worker: it raises the given exceptions, one after the other."""
 
     def __init__(self, *errors: BaseException) -> None:
         self.errors = list(errors)
@@ -77,7 +77,7 @@ def test_an_exception_between_two_runs_does_not_end_it(
 
 
 def test_one_that_was_ended_is_started_anew(make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what nobody should catch: a debugger, or a test, that ends a thread."""
+    """It is ended by an exception that nobody should catch, such as one of a debugger or a test."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     work = Work(SystemExit())
     worker = make(work)
@@ -106,7 +106,7 @@ def test_a_run_that_failed_is_logged_and_tried_again_without_being_woken(
     pauses = [record.getMessage().split("again in ")[1].split(" seconds")[0] for record in caplog.records]
     assert pauses == ["0.001", "0.002", "0.004"], "each twice as long as the one before"
     assert all(str(error) in record.getMessage() for record in caplog.records)
-    # Where an error comes from is reported of those that nobody expects.
+    # Unexpected errors are reported with their origin.
     assert [record.exc_info is None for record in caplog.records] == [isinstance(error, WriteFailedError)] * 3
 
 

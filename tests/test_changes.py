@@ -1,6 +1,6 @@
-"""Changes: what a consumer gets with a token, with which it misses nothing, and when it has to begin again.
+"""Changes: what a consumer gets for a token, that it misses nothing, and when it has to start again.
 
-`tests/test_state_machine.py` has consumers in random histories, too.
+`tests/test_state_machine.py` also has consumers, in random histories.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def seen(changes: Iterable[opslog.Change[dict[str, Any]]]) -> list[tuple[str, di
 
 
 def collect(store: Store, times: int = 3) -> None:
-    """Compact until nothing is retained but what the newest manifest needs (with a grace of 0)."""
+    """Compact until only what the newest manifest needs is retained (with a grace period of 0)."""
     for _ in range(times):
         store["again"] = {}
         store.compact()
@@ -109,7 +109,7 @@ def test_a_batch_of_which_a_newer_commit_wrote_one_document_has_not_won(url: str
 
 
 def test_a_document_that_was_gone_at_the_token_did_not_exist(url: str) -> None:
-    """Though what counted there is known: its tombstone."""
+    """Although the record at the token is known: its tombstone."""
     with open_writer(url, "a") as store:
         store["x"] = {"n": 1}
         del store["x"]
@@ -153,7 +153,7 @@ def test_an_undone_change_has_not_won_and_the_document_is_as_it_was(url: str) ->
 
 
 def test_an_undo_that_took_nothing_back_has_not_won(tmp_path: Path) -> None:
-    """Its target is out of reach for those who read it, as another program may have left it."""
+    """Its target is out of reach for everybody who reads it. Another program may have left such an undo."""
     with open_writer(str(tmp_path), "a", settings=opslog.Settings(undo_window=1)) as store:
         store["x"] = {}
         store["y"] = {}
@@ -168,7 +168,7 @@ def test_an_undo_that_took_nothing_back_has_not_won(tmp_path: Path) -> None:
 
 
 def test_who_was_stopped_half_way_and_begins_again_from_the_old_token_gets_it_right(url: str) -> None:
-    """Of what it had applied some was taken back since, and is as it was at the token."""
+    """Some of the changes that it had applied were taken back since, and are as they were at the token."""
     with open_writer(url, "a") as a, opslog.open(url, read_only=True) as reader:
         a["x"] = {"n": 1}
         changes = reader.changes()
@@ -183,7 +183,7 @@ def test_who_was_stopped_half_way_and_begins_again_from_the_old_token_gets_it_ri
 
 
 def test_changes_are_those_that_the_store_shows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no newer ones, though the log has grown since it was listed."""
+    """And no newer ones, although the log has grown since it was listed."""
     with open_writer(url, "a") as a, opslog.open(url, read_only=True) as reader:
         consumer = Consumer()
         consumer.take(reader.changes())
@@ -225,7 +225,7 @@ def test_an_exception_leaves_nothing_half_done(url: str, monkeypatch: pytest.Mon
 
 
 def test_a_commit_that_comes_late_with_a_smaller_clock_is_there(url: str) -> None:
-    """`ops(since=clock)` passes over it."""
+    """`ops(since=clock)` does not return it."""
     with open_writer(url, "early") as early, open_writer(url, "late") as late:
         for number in range(5):
             early["x"] = {"n": number}
@@ -453,7 +453,7 @@ def test_the_next_changes_cost_what_is_new() -> None:
 
 
 def test_where_the_end_is_not_reached_the_token_keeps_its_manifest(url: str) -> None:
-    """In a newer one what is still to come would be compacted."""
+    """In a newer manifest the remaining commits would be compacted."""
     with open_writer(url, "a", settings=opslog.Settings(undo_window=0, grace_seconds=1e6)) as a:
         a["x"] = {"n": 0}
         consumer = Consumer()
@@ -469,7 +469,7 @@ def test_where_the_end_is_not_reached_the_token_keeps_its_manifest(url: str) -> 
 
 
 def test_transactions_and_what_they_undo_are_in_the_changes(url: str) -> None:
-    """Of its own process too, and with who made them."""
+    """Also those of its own process, and with their authors."""
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         followers = [Consumer() for _ in range(2)]
         for store, consumer in zip((a, b), followers, strict=True):

@@ -1,4 +1,4 @@
-"""Many items, some at a time."""
+"""Long sequences, some items at a time."""
 
 from __future__ import annotations
 

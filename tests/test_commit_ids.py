@@ -1,4 +1,4 @@
-"""Which documents a commit changed, of an undo those that it gave back: as `refresh`, `watch`, `ops` and `changes` say
+"""Which documents a commit changed, and which ones an undo gave back: as `refresh`, `watch`, `ops` and `changes` report
 it."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The line codec: the exact bytes of each form, what is read back, and what is refused at which byte."""
+"""The line codec: the exact bytes of each form, the result of reading them, and the byte at which bad lines are
+refused."""
 
 from __future__ import annotations
 

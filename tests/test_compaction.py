@@ -1,5 +1,4 @@
-"""Compaction: what goes into a snapshot and what not, when runs merge, seals, tombstones, and compactors in each
-other's way."""
+"""Compaction: what goes into a snapshot, when runs merge, seals, tombstones, and compactions that meet."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ def paths(backend: Backend, prefix: str = "") -> list[str]:
 
 
 def snapshot_of(backend: Backend) -> dict[str, Record]:
-    """What the live snapshot says, newest run first."""
+    """The content of the live snapshot, newest run first."""
     found: dict[str, Record] = {}
     for run in newest(backend).runs:
         for row in BlockRun(backend, run).rows():
@@ -67,7 +66,7 @@ def snapshot_of(backend: Backend) -> dict[str, Record]:
 
 @pytest.fixture
 def seconds(url: str) -> Iterator[list[float]]:
-    """The storage's clock, in seconds since 1970, set by hand. To be asked for before `backend`."""
+    """The storage's clock, in seconds since 1970, set by hand. Request it before `backend`."""
     now = [1_800_000_000.0]
     first = open_backend(url, now=lambda: now[0])
     yield now
@@ -123,7 +122,7 @@ def test_an_undo_that_is_not_compacted_itself_is_heeded_all_the_same(url: str, b
 
 
 def test_a_set_from_an_old_view_does_not_beat_the_snapshot(url: str, backend: Backend) -> None:
-    """Its writer had not seen what was compacted meanwhile; its clock is smaller, so it loses, in the snapshot too."""
+    """Its writer had not read what was compacted meanwhile. Its clock is smaller, so it loses, in the snapshot too."""
     with open_store(url, undo_window=1) as a, open_store(url, "late") as late:
         fill(a, 30)
         a["x"] = {"by": "a"}
@@ -158,7 +157,8 @@ def test_nothing_to_do_changes_nothing(url: str, backend: Backend) -> None:
 
 
 def test_its_cost_is_that_of_the_tail(url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a compaction reads and writes does not grow with the store, but for index and block of what it touches."""
+    """The reads and writes of a compaction do not grow with the store, except for the index and the blocks that it
+    changes."""
     with open_store(url, undo_window=0) as store:
         for number in range(3000):
             store[f"{number:05}"] = {"text": "x" * 1000}
@@ -241,7 +241,7 @@ def test_a_run_of_many_parts(url: str, backend: Backend, monkeypatch: pytest.Mon
 
 
 def test_a_part_that_cannot_be_written(url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compaction fails, and leaves nothing of its run behind, though others of its parts are written meanwhile."""
+    """The compaction fails, and leaves nothing of its run, even if other parts are being written meanwhile."""
     monkeypatch.setattr(snapshot, "BLOCK_BYTES", 300)
     monkeypatch.setattr(snapshot, "PART_BYTES", 2000)
     create, writers = MemoryBackend.create, set[str]()
@@ -335,7 +335,7 @@ def test_an_agent_that_wrote_while_its_log_was_read_is_not_sealed(
 
 
 def racing(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> None:
-    """Let `between` happen when the next compaction has read everything and not written anything yet."""
+    """Run `between` when the next compaction has read everything and not written anything yet."""
     seal = compaction.Tail.seal_idle
 
     def pause(self: compaction.Tail, backend: Backend, freshness: Freshness) -> tuple[str, ...]:
@@ -358,7 +358,7 @@ def test_of_two_compactions_at_once_one_publishes(url: str, backend: Backend, mo
 
 
 def test_an_empty_segment_may_go_while_a_compaction_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its agent could not make it durable, and took it away again."""
+    """Its agent could not make it durable, and removed it again."""
     with open_store(str(tmp_path), undo_window=0) as store:
         fill(store, 10)
     empty = tmp_path / segment_path("a", 2)
@@ -373,7 +373,8 @@ def test_an_empty_segment_may_go_while_a_compaction_reads(tmp_path: Path, monkey
 def test_a_compaction_paused_while_others_went_on_does_no_harm(
     url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch, grace: float
 ) -> None:
-    """With no grace its number was used and collected when it wakes up: it can create the manifest, and it is dead."""
+    """There is no grace period, so its number was used and collected before it wakes up. It can create the manifest,
+    and readers ignore it."""
 
     def others() -> None:
         for turn in range(3):

@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def bucket() -> str:
-    """A new one in memory."""
+    """A new bucket in memory."""
     return f"bucket://copying-{next(_numbers)}"
 
 
@@ -56,14 +56,14 @@ def read(url: str) -> dict[str, Any]:
 
 
 def files(backend: Backend) -> dict[str, bytes]:
-    """Those that a copy has: not the id of the store."""
+    """The files that a copy has, so without the store's id."""
     found = backend.list("")
     own = ("locks/", STORE)
     return {entry.path: backend.read(entry.path) for entry in found if not entry.path.startswith(own)}
 
 
 def test_a_copy_is_the_store_with_its_past(tmp_path: Path, bucket: str) -> None:
-    """From a directory into a bucket, and back; and each of them goes on."""
+    """From a directory into a bucket, and back. Each of them can be used further."""
     expected = fill(str(tmp_path / "first"))
     first, second, third = open_backend(tmp_path / "first"), open_backend(bucket), open_backend(tmp_path / "third")
     done = copy(first, second)
@@ -104,7 +104,7 @@ def test_a_copy_from_a_bucket_whose_logs_are_all_compacted(tmp_path: Path, bucke
 
 
 def test_a_copy_goes_on_after_every_failure(tmp_path: Path, bucket: str) -> None:
-    """Whatever fails, the target is no store before it is whole."""
+    """Whatever fails, the target is no store before it is complete."""
     expected = fill(str(tmp_path))
     source = open_backend(tmp_path)
     count = len(files(source))
@@ -156,7 +156,7 @@ def test_another_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(opslog.UsageError, match=r"other holds another store"):
         copy(one, other)
     copy(one, open_backend(tmp_path / "copy"))
-    for name in ("one", "copy"):  # both go on under the same name
+    for name in ("one", "copy"):  # both are written to under the same name
         with opslog.open(tmp_path / name, agent="one") as store:
             store[name] = {}
     with pytest.raises(opslog.UsageError, match="is not that of the source"):
@@ -174,7 +174,8 @@ def test_copying_refuses_a_missing_store_and_a_target_in_use(tmp_path: Path) -> 
 
 
 def test_a_store_in_use(tmp_path: Path) -> None:
-    """Writers, compactions that collect at once, and archiving go on; each copy is a store that once was."""
+    """Writers, compactions that collect at once, and archives continue meanwhile. Each copy is a state that the store
+    once had."""
     settings = opslog.Settings(undo_window=2, grace_seconds=0)
     over = threading.Event()
 
@@ -196,7 +197,7 @@ def test_a_store_in_use(tmp_path: Path) -> None:
             try:
                 done = copy(open_backend(tmp_path / "source"), open_backend(target))
             except RetryError:
-                continue  # compactions all along
+                continue  # compactions all the time
             assert [problem for problem in done.report.problems if problem.severity == "error"] == []
             with opslog.open(target, read_only=True) as store:
                 archived = store.load_archive("old") if store.archives() else {}

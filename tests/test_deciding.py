@@ -1,4 +1,4 @@
-"""Transactions of many threads and tasks of one process, which are decided in groups."""
+"""Transactions of many threads and tasks of one process: they are decided in groups."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ def test_an_interrupt_in_a_function_leaves_nothing_and_others_go_on(url: str) ->
 
 @pytest.mark.parametrize("call", ["modify", "set", "close"])
 def test_a_refresh_does_not_wait_for_a_deciding_thread(url: str, call: str) -> None:
-    """A signal's handler that comes into a refresh has to be refused: whoever decides may be waiting for its end."""
+    """A signal handler that comes into a refresh has to be refused, because a deciding thread may be waiting for the
+    end of that refresh."""
     with open_writer(url, "a") as a:
         a.create("n", {"n": 0})
         entered, leave = threading.Event(), threading.Event()
@@ -156,7 +157,7 @@ def test_a_refresh_does_not_wait_for_a_deciding_thread(url: str, call: str) -> N
 
 
 def before_each_append(patch: pytest.MonkeyPatch, store: Store, calls: Iterable[Callable[[], object]]) -> None:
-    """Make these calls, one before each append of the store to the shared log, as long as there are any."""
+    """Make these calls, one before each append of the store to the shared log, until none is left."""
     left = iter(calls)
     backend = replica_of(store).backend
     append_at = backend.append_at
@@ -171,7 +172,7 @@ def before_each_append(patch: pytest.MonkeyPatch, store: Store, calls: Iterable[
 def test_who_comes_after_a_group_has_refreshed_waits_for_the_next_one(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it would miss what was acknowledged after that refresh, and before it was called itself."""
+    """Otherwise it would miss what was acknowledged after that refresh and before its own call."""
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         deciding, replica = deciding_of(a), replica_of(a)
         read_logs = replica.read_logs
@@ -203,7 +204,7 @@ def test_nobody_hears_an_outcome_before_the_append_of_its_group(url: str, monkey
         written = submit("written", partial(transaction.modify, "n", increment))
         read = submit("read", lambda transaction: transaction["n"])
         refused = submit("refused", lambda transaction: transaction[f"none {transaction['n']}"])
-        # The first append loses its race, so nothing has happened of what was read and refused then.
+        # The first append loses its race. So what was read and refused for it does not count.
         calls = [lambda: b.modify("n", lambda _: {"n": 10}), lambda: heard.append("the second append begins")]
         before_each_append(monkeypatch, a, calls)
         deciding.decide_all()
@@ -250,7 +251,7 @@ def test_a_lost_race_in_which_nothing_changed_is_no_attempt(url: str, monkeypatc
         a.transact(count, attempts=2)
         assert len(calls) == 2
         assert a["n"] == {"n": 2}
-        # And where the last attempt is decided on what is there, no later race takes it away.
+        # If the last attempt is decided on what is there, no later race takes it away.
         before_each_append(monkeypatch, a, others[:2])
         a.transact(count, attempts=1)
         assert a["n"] == {"n": 3}

@@ -1,6 +1,5 @@
-"""Object storages: a seal that a paused compaction creates under a number that was used, compacted and collected, and
-agents whose logs were sealed, compacted and collected while they were idle. Whatever is acknowledged, everybody
-reads."""
+"""Object storages: a paused compaction creates a seal under a number that was used, compacted and collected, and the
+logs of idle agents are sealed, compacted and collected. Everybody reads everything that is acknowledged."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @pytest.fixture
 def live(world: World) -> Iterator[Store]:
-    """An agent that has been idle over a weekend, and is alive."""
+    """An agent that was idle over a weekend, but is alive."""
     with world.open("a") as store:
         store["one"] = {}
         store["two"] = {}
@@ -104,7 +103,7 @@ def test_a_delayed_seal_is_not_taken_for_the_end_of_the_log(world: World, live: 
 
 @pytest.mark.parametrize("write", WRITES)
 def test_a_writer_that_meets_a_delayed_seal_always_reads_the_newest_manifest(world: World, write: Write) -> None:
-    """Also where the one that it knows counts as recent, by a monotonic clock that does not count pauses."""
+    """Also if the manifest that it knows counts as recent, by a monotonic clock that does not count pauses."""
     with world.open("a", environment=world.unaware) as live:
         live["one"] = {}
         live["two"] = {}
@@ -150,7 +149,7 @@ def test_a_read_only_store_passes_over_a_delayed_seal(world: World, live: Store)
 
 
 def test_an_import_goes_on_behind_a_delayed_seal(world: World, live: Store) -> None:
-    """Its first chunk had read the log up to where the delayed seal is now."""
+    """Its first chunk had read the log up to the position of the delayed seal."""
     live.close()
     commits = [ImportedCommit("a", None, (ImportedOp("set", "busy", {"by": "a"}),), f"file:{n}") for n in (1, 2)]
 
@@ -187,7 +186,7 @@ def test_an_import_whose_log_is_sealed_before_its_append_is_to_be_run_again(worl
 
 
 def test_a_storage_that_does_not_answer_beside_a_seal_leaves_the_store_usable(world: World, live: Store) -> None:
-    """Nothing was written, and the next try goes on after the seal."""
+    """Nothing was written, and the next attempt continues after the seal."""
     assert world.compact().sealed == ("a",)
 
     def fail(request: Request) -> Fault | None:

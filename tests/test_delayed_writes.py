@@ -1,5 +1,5 @@
-"""What a process that was paused for longer than the grace period brings back: a manifest, or a segment, under a
-number that was used, compacted and collected."""
+"""A process that was paused for longer than the grace period brings back a manifest or a segment, under a number that
+was used, compacted and collected."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write(url: str, agent: str, count: int, **options: Any) -> None:
 
 @pytest.fixture
 def backend(url: str) -> Backend:
-    """A store of which manifests 1 and 2 were collected; 3 and 4 are there."""
+    """A store whose manifests 1 and 2 were collected; 3 and 4 are there."""
     backend = open_backend(url)
     settings = opslog.Settings(undo_window=0, grace_seconds=0, keep_history_seconds=None)
     write(url, "a", 5, settings=settings)
@@ -94,7 +94,7 @@ def test_a_manifest_under_a_number_that_was_used_is_no_part_of_the_store(
 
 
 def test_the_manifest_that_was_collected_is_collected_when_it_comes_back(url: str, backend: Backend) -> None:
-    """The very same: its creation took effect once more, long after an attempt that had no answer."""
+    """The very same one: its creation took effect a second time, long after an attempt without a response."""
     copy = open_backend(f"{url}-copy")
     with opslog.open(copy.url, agent="a", settings=ManifestStore(backend).newest().settings):
         first = copy.read(manifest_path(1))
@@ -133,7 +133,7 @@ def test_a_segment_under_a_number_that_was_used_is_no_part_of_the_log(url: str, 
 
 
 def test_a_reload_does_not_hand_out_such_a_segment(url: str) -> None:
-    """A reader that was away finds something else at its position in the log."""
+    """A reader that was away finds other bytes at its position in the log."""
     backend = open_backend(url)
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     write(url, "a", 2, settings=settings)
@@ -165,14 +165,14 @@ def use_numbers(url: str) -> None:
 
 @pytest.fixture
 def bucket_url() -> str:
-    """A store in which names are not held against other processes, and each append is a segment."""
+    """A store that does not hold names against other processes, and in which each append is a segment."""
     url = f"bucket://late-{next(_numbers)}"
     write(url, "a", 1, settings=opslog.Settings(undo_window=0))
     return url
 
 
 def paused(monkeypatch: pytest.MonkeyPatch, owner: type, call: str, url: str) -> Environment:
-    """A world in which the next such call is followed by a pause of a thousand seconds."""
+    """A world in which the next call of this kind is followed by a pause of a thousand seconds."""
     now = [0.0]
     real = getattr(owner, call)
 
@@ -191,7 +191,7 @@ def paused(monkeypatch: pytest.MonkeyPatch, owner: type, call: str, url: str) ->
 def test_a_process_paused_while_another_took_over_its_name_is_fenced(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch, refreshed: bool
 ) -> None:
-    """Also where all that the other one wrote is collected; and nothing is written."""
+    """Also if everything that the other process wrote is collected. Nothing is written."""
     environment = paused(monkeypatch, Loader, "load", bucket_url)
     with opslog.open(bucket_url, agent="a", environment=environment) as store:
         if refreshed:
@@ -220,7 +220,7 @@ def test_a_process_paused_before_its_append_reads_the_newest_manifest_before_it_
 def test_a_seal_that_was_collected_before_it_was_read_is_no_seal(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was written under the number it had, and who was paused that long opens again."""
+    """Nothing was written under the seal's number, and a process that was paused for so long opens the store again."""
     backend = open_backend(bucket_url)
     with opslog.open(bucket_url, agent="a") as store:
         seal = segment_path("a", 2)
@@ -266,7 +266,8 @@ def test_an_import_paused_before_it_reads_where_its_log_goes_on_writes_nothing(
 
 
 def collect(url: str) -> list[int]:
-    """What is compacted in a's log, and manifests before the newest; returns the segments' numbers."""
+    """Collect what is compacted in a's log, and the manifests before the newest. Returns the numbers of the
+    segments."""
     backend = open_backend(url)
     newest = ManifestStore(backend).newest()
     backend.delete([manifest_path(number) for number in range(1, newest.number)])
@@ -276,7 +277,7 @@ def collect(url: str) -> list[int]:
 
 
 def collect_and_bring_back(url: str) -> None:
-    """Then a process that was paused writes under the numbers that were used."""
+    """Collect, and then let a paused process write under the numbers that were used."""
     backend = open_backend(url)
     for number in collect(url):
         late = Set(format_ts(0.0), 100 + number, "a", "late", msgspec.Raw(b"{}"))
@@ -309,7 +310,7 @@ def test_a_refresh_that_was_paused_does_not_take_in_a_delayed_write(
 def test_a_reload_hands_out_only_what_was_read_before_any_collection(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compaction collects, and delayed writes come, between the listing of a log and its reading."""
+    """Between the listing and the reading of a log, a compaction collects, and delayed writes come."""
     backend = open_backend(bucket_url)
     with opslog.open(bucket_url, read_only=True) as reader:
         write(bucket_url, "a", 3)
@@ -360,7 +361,7 @@ def test_a_load_after_which_the_own_log_was_collected_is_made_again(
 @pytest.mark.parametrize("kind", ["memory", "bucket"])
 @pytest.mark.parametrize("pause_seconds", [3 * DAY, 5 * DAY, 8 * DAY])
 def test_an_import_paused_for_long_brings_nothing_back(kind: str, pause_seconds: float) -> None:
-    """Between its reading and its append others delete what it is about to set, compact the delete, and drop it."""
+    """Between its read and its append others delete what it is about to set, compact the delete, and drop it."""
     url = f"{kind}://paused-import-{next(_numbers)}"
     seconds = [0.0]
     environment = replace(REAL, time=lambda: 1.8e9 + seconds[0], monotonic=lambda: seconds[0])

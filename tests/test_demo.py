@@ -1,4 +1,4 @@
-"""The demo ends well, its check finds what is planted, and it leaves no process behind."""
+"""The demo ends well, its check finds planted errors, and it leaves no process running."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CODE = (
 )
 
 
-# Notes what the display is shown.
+# Records what the display gets.
 NOTING = """
 import json, opslog.demo.display as display
 show = display.Display.show
@@ -160,7 +160,7 @@ def test_a_commit_missing_from_the_shared_log_is_found(finished: tuple[Path, dic
 
 
 def _forget_ends(copy: Path) -> None:
-    """Manifests that do not know how far logs go, or the store could not be opened any more."""
+    """Manifests do not record the ends of logs. Otherwise the store could not be opened any more."""
     for path in (copy / "store" / "manifests").iterdir():
         manifest = decode_manifest(path.read_bytes(), path.name, int(path.stem))
         path.write_bytes(encode_manifest(msgspec.structs.replace(manifest, logs=msgspec.UNSET)))
@@ -189,7 +189,7 @@ def test_a_call_missing_from_a_journal_is_found(finished: tuple[Path, dict[str, 
     journal.write_bytes(b"".join(lines[2:]))  # the first call of every session is a set
     (clock,) = json.loads(lines[1])["clocks"]
     findings, _ = check(copy)
-    assert findings.unknown >= 1  # an undo of it is made by nobody then, too
+    assert findings.unknown >= 1  # so an undo of it belongs to nobody, too
     unknown = [problem for problem in findings.problems if problem.startswith("nobody made this commit")]
     assert [problem for problem in unknown if f'"clock":{clock},' in problem]
 
@@ -210,7 +210,7 @@ def _copy(directory: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_spark_takes_the_last_act(tmp_path: Path) -> None:
-    """On what a demo leaves: a store, and a place for states."""
+    """It works on what a demo leaves: a store, and a place for states."""
     pytest.importorskip("pyspark")
     with opslog.open(tmp_path / "store") as store:
         for number in range(50):
@@ -242,7 +242,7 @@ def test_the_demo_says_why_it_is_without_spark(tmp_path: Path, monkeypatch: pyte
     assert said[0].startswith("Spark is starting: ")
 
 
-# The check itself, on one agent that set a document, set it again and undid that.
+# The check itself, on one agent that set a document, set it again, and undid that.
 
 FIRST, SECOND = {"value": 1}, {"value": 2}
 
@@ -332,7 +332,7 @@ def test_the_check_finds(damage: Callable[[list[Call], list[Commit]], None], wor
     assert [problem for problem in problems if words in problem], problems
 
 
-# The check of tasks, on one that x made and claimed, and y took over and did.
+# The check of tasks, on one that x made and claimed, and that y took over and did.
 
 OPEN_TASK = {"status": "open"}
 DONE_TASK = {"status": "done"}
@@ -420,7 +420,8 @@ def test_a_transaction_that_nobody_made_is_found() -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_demo(sent: signal.Signals, tmp_path: Path) -> None:
-    """Workers hold the write end of this pipe for as long as they live: its end is read when the last is gone."""
+    """Workers hold the write end of this pipe as long as they live. So its end can be read when the last one is
+    gone."""
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
     code = "import subprocess; P = subprocess.Popen; subprocess.Popen = lambda *a, **k: P(*a, pass_fds=[PIPE], **k); "
@@ -442,7 +443,7 @@ def test_no_process_outlives_the_demo(sent: signal.Signals, tmp_path: Path) -> N
 
 
 def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
-    """A store that cannot be opened: its directory is a file."""
+    """A store that cannot be opened, because its directory is a file."""
     code = (
         "import pathlib, sys, opslog.demo.run as run; make = run._working_directory\n"
         "def spoiled(directory):\n    work = make(directory); (work / 'store').write_text(''); return work\n"
@@ -507,7 +508,7 @@ def test_the_server_of_the_page_ends_with_a_demo_that_is_killed(tmp_path: Path) 
         found = ADDRESS.match(demo.stdout.readline())
         assert found is not None
         demo.kill()
-        demo.stdout.read()  # which its processes share: to their end
+        demo.stdout.read()  # its processes share this pipe, so it ends with the last of them
 
     def is_gone() -> bool:
         try:

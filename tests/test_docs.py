@@ -1,5 +1,5 @@
-"""The documents are true: their examples run, their links lead somewhere, and the specification of the format is enough
-to read a store without opslog."""
+"""The documents are true: their examples run, their links lead to existing places, and the specification of the format
+is enough to read a store without opslog."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PUBLIC_MODULES = [
     ids=name_of,
 )
 def test_examples_run_and_print_what_is_shown(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All python blocks of a document, one after the other; a text block right after one is what it prints."""
+    """All python blocks of a document run in order. A text block right after one shows what it prints."""
     run_examples(path, tmp_path, monkeypatch)
 
 
@@ -104,7 +104,7 @@ def slugs(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_links_lead_to_headings(path: Path) -> None:
-    """That the files are there is shown in test_tidy.py."""
+    """test_tidy.py shows that the files exist."""
     links = re.findall(r"\]\(([^)#:\s]*)#([^)]+)\)", path.read_text(encoding="utf-8"))
     broken = [f"{file}#{anchor}" for file, anchor in links if anchor not in slugs(path.parent / file if file else path)]
     assert not broken
@@ -280,7 +280,7 @@ def test_manifests_and_indexes_are_written_as_specified() -> None:
 
 
 class Stranger:
-    """Reads a store in a directory that nobody writes to meanwhile, and believes no byte that it can check."""
+    """Reads a store in a directory that nobody writes to meanwhile, and trusts no byte that it can check."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -383,7 +383,7 @@ class Stranger:
 
 
 def act(store: opslog.Store[Any], chance: random.Random) -> None:
-    """One thing that an agent may do."""
+    """One action of an agent."""
     id = chance.choice("abcdefghijklmnop")
     match chance.randrange(8):
         case 0:
@@ -429,7 +429,7 @@ def test_a_stranger_reads_what_the_store_says(tmp_path: Path, seed: int) -> None
 
 
 def test_the_stranger_notices_damage(tmp_path: Path) -> None:
-    """Otherwise its checks above would show nothing."""
+    """Otherwise its checks above would prove nothing."""
     show_store(tmp_path)
     for path, data in shown_files().items():
         if path.startswith("ops/"):

@@ -1,4 +1,4 @@
-"""Errors: the tree that is drawn, and that they travel between processes."""
+"""Errors: the tree is as drawn, and errors can be sent between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of examples/ do what their page shows, and what they promise beyond that."""
+"""The programs of examples/ do what their page shows, and keep their further promises."""
 
 from __future__ import annotations
 

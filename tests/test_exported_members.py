@@ -1,4 +1,4 @@
-"""One page is the public surface: what it imports and what it says it exports are the same."""
+"""One page is the public surface: its imports and its list of exports are the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import opslog.backends
 @pytest.mark.parametrize("module", [opslog, opslog.backends], ids=lambda module: module.__name__)
 def test_all_is_the_public_namespace(module: ModuleType) -> None:
     for name in module.__all__:
-        getattr(module, name)  # some are imported when they are first asked for
+        getattr(module, name)  # some are imported at first use
     public = {
         name for name, value in vars(module).items() if not name.startswith("_") and not isinstance(value, ModuleType)
     }

@@ -1,4 +1,4 @@
-"""What is installed as an extra says so when it is missing."""
+"""A missing extra is reported by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the feed has to begin again: what a consumer needs was collected, or is not what it was."""
+"""When the feed has to start again: the commits that a consumer needs were collected, or are not what they were."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_where_commits_were_collected_unread_it_begins_again(url: str) -> None:
 
 
 def test_a_log_that_was_collected_to_its_end_is_missed(url: str) -> None:
-    """Nothing of it is listed any more."""
+    """None of its files is listed any more."""
     seconds = [1e9]
     environment = Environment(time=lambda: seconds[0], monotonic=lambda: seconds[0])
     options: dict[str, Any] = {"environment": environment}
@@ -68,8 +68,9 @@ def test_a_log_that_was_collected_to_its_end_is_missed(url: str) -> None:
 
 
 def test_a_reader_within_the_last_segment_before_a_cut_has_not_reached_it() -> None:
-    """The history that random ones found: the cut in the log of an agent that is gone is the beginning of a segment
-    that is not there yet. A consumer stopped early in the one before it, and the next call passed over its rest."""
+    """Random histories found this case. The log of an agent that is gone has its cut at the start of a segment that
+    does not exist yet. A consumer stopped early in the segment before, and the next call skipped the rest of that
+    one."""
     seconds = [1e9]
     environment = Environment(time=lambda: seconds[0], monotonic=lambda: seconds[0])
     options: dict[str, Any] = {"environment": environment, "now": lambda: seconds[0]}
@@ -83,7 +84,7 @@ def test_a_reader_within_the_last_segment_before_a_cut_has_not_reached_it() -> N
                 b["x"] = {"n": number}
             b.undo()
             del b["x"]
-        for _ in range(2):  # the second one finds that nothing came since
+        for _ in range(2):  # the second call finds nothing new
             seconds[0] += 100
             a["again"] = {}
             a.compact()
@@ -98,7 +99,7 @@ def test_a_reader_within_the_last_segment_before_a_cut_has_not_reached_it() -> N
 
 
 def test_a_snapshot_may_have_an_undo_that_is_behind_its_cut(url: str) -> None:
-    """A consumer stopped early, right at the cut. In the newest snapshot the next commit has been applied already."""
+    """A consumer stopped early, exactly at the cut. The newest snapshot has already applied the next commit."""
     with open_writer(url, "a", settings=opslog.Settings(undo_window=1, grace_seconds=1e6)) as a:
         a["x"] = {"n": 1}
         consumer = Consumer()
@@ -141,7 +142,7 @@ def test_the_token_of_who_follows_is_renewed_by_compactions(url: str) -> None:
 
 
 def test_a_log_that_is_shorter_than_it_was_is_a_reset(tmp_path: Path) -> None:
-    """As after a power cut, or where the store was restored from a backup."""
+    """As after a power cut, or if the store was restored from a backup."""
     with open_writer(str(tmp_path), "a") as a:
         a["x"] = {"n": 1}
         at_one = (tmp_path / segment_path("a", 1)).read_bytes()
@@ -167,7 +168,7 @@ def test_a_log_with_another_commit_at_its_place_is_a_reset(tmp_path: Path) -> No
     (tmp_path / "backup").rename(tmp_path / "s")
     with open_writer(str(tmp_path / "s"), "b") as b, open_writer(str(tmp_path / "s"), "a") as a:
         b["x"] = {"n": 2}
-        a["x"] = {"n": 3}  # as long as before, at another clock
+        a["x"] = {"n": 3}  # as long as before, but with another clock
         changes = a.changes(token)
         assert changes.reset
         assert seen(changes) == [("x", a["x"], False)]
@@ -190,7 +191,7 @@ def test_a_manifest_of_the_same_number_but_another_one_is_a_reset(tmp_path: Path
 
 
 def test_a_manifest_of_the_same_number_and_clock_but_another_one_is_a_reset(tmp_path: Path) -> None:
-    """As much was written after the backup was restored as had been before."""
+    """After the restore from a backup, as much was written as before it."""
     store, backup = tmp_path / "s", tmp_path / "backup"
     with open_writer(str(store), "a", settings=opslog.Settings(undo_window=0)):
         shutil.copytree(store, backup)

@@ -1,5 +1,5 @@
-"""Random histories with questions, as in `tests/test_state_machine.py`: whatever agents write, undo, compact,
-load again and decide by transactions in between, a question that an index answers has the answer of a plain filter."""
+"""Random histories with questions, as in `tests/test_state_machine.py`. Agents write, undo, compact, load again and
+decide by transactions in between. A question that an index answers has the same answer as a plain filter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AgentsWithQuestions(AgentsWithTransactions):
         return self.agents[who] if isinstance(who, str) else self.readers[who]
 
     def check(self, store: opslog.Store[Any], back: int) -> None:
-        """All questions, of a value that was written so many sets ago."""
+        """All questions, about a value that was written this many sets ago."""
         value = self.value - back
         everything = [(record.id, record.document, record) for record in store.records()]
         equal = store.find({"value": value})
@@ -77,7 +77,7 @@ class AgentsWithQuestions(AgentsWithTransactions):
         assert dict(store) == before
 
     def check_transaction(self, transaction: opslog.Transaction[Any], back: int) -> None:
-        """All questions, against plain filters of the same transaction, which sees what it has written itself."""
+        """All questions, compared with plain filters of the same transaction, which sees its own writes."""
         value = self.value - back
         everything = [(id, document, transaction.record(id)) for id, document in transaction.items()]
         found = transaction.find({"value": {">=": value}}, order_by="-value")
@@ -113,7 +113,7 @@ class AgentsWithQuestions(AgentsWithTransactions):
 
     @rule(name=AGENTS, other=AGENTS, ids=st.lists(IDS, max_size=2), back=st.integers(0, 5))
     def ask_in_a_block_while_others_write(self, name: str, other: str, ids: list[str], back: int) -> None:
-        """The block sees the moment of its beginning, whatever its store has taken in since."""
+        """The block sees the state at its beginning, whatever its store has read since."""
         store = self.agents[name]
         if name == other:
             return
@@ -147,7 +147,7 @@ class AgentsWithQuestions(AgentsWithTransactions):
 
 
 class AgentsWithQuestionsAndLargeSnapshots(AgentsWithQuestions):
-    """Likewise where runs stay on storage, and cannot be mapped."""
+    """The same with runs that stay on storage, and cannot be mapped."""
 
     scheme = "bucket"
     loaded_bytes = 0

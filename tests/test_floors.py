@@ -1,5 +1,5 @@
-"""The floors of the house: what is above may import what is below, never the other way, wherever in a file the import
-stands. `docs/architecture.md` draws them."""
+"""The floors of the house: upper floors may import lower ones, never the other way, wherever in a file the import is.
+`docs/architecture.md` draws them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_no_circles() -> None:
 
 
 def test_opslog_testing_has_what_its_public_page_needs_and_no_more() -> None:
-    """Users install it. What only our own simulation uses belongs to tests/simulation/."""
+    """Users install it. Code that only our own simulation uses belongs to tests/simulation/."""
     inside = {module for module in imports() if module.startswith("opslog.testing.")}
     needed, waiting = {"opslog.testing"}, ["opslog.testing"]
     while waiting:
@@ -74,8 +74,8 @@ def test_documents_show_the_floors_and_modules_as_they_are() -> None:
         ("opslog.server.storage.writer", "server/test_writer.py", True),
         ("opslog.server.protocol.offsets", "spark/test_offsets.py", False),
         ("opslog.cli.session", "test_session.py", False),
-        ("opslog.cli.documents", "cli/test_documents.py", True),  # which runs commands, and imports none
-        ("opslog.aio", "store/test_aio.py", True),  # which imports `opslog`
+        ("opslog.cli.documents", "cli/test_documents.py", True),  # it runs commands, and imports none
+        ("opslog.aio", "store/test_aio.py", True),  # it imports `opslog`
     ],
 )
 def test_a_test_of_the_same_name_may_be_another_modules(module: str, test: str, expected: bool) -> None:
@@ -83,7 +83,7 @@ def test_a_test_of_the_same_name_may_be_another_modules(module: str, test: str, 
 
 
 def test_modules_are_listed_with_tests_of_their_own() -> None:
-    """Those that use them, or that lie with the tests of their folder."""
+    """Tests that use the module, or that are in the folder of its tests."""
     paths = {path.relative_to(ROOT).as_posix(): module for module, path in modules().items()}
     wrong: list[str] = []
     folder = ""

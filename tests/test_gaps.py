@@ -1,4 +1,4 @@
-"""What a reader of a log has missed, and what it must find there."""
+"""What a reader of a log has missed, and where it must find the rest."""
 
 from __future__ import annotations
 

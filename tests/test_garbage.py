@@ -1,4 +1,4 @@
-"""Garbage collection: what goes, what stays, and for how long."""
+"""Garbage collection: what it removes, what it keeps, and for how long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 class Clock:
-    """The storage's clock: what is created or written gets its time."""
+    """The storage's clock: files get its time when they are created or written."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -78,7 +78,7 @@ def paths(backend: Backend, prefix: str = "") -> list[str]:
 
 
 def runs(backend: Backend) -> set[int]:
-    """For which manifests the runs on storage were written."""
+    """The numbers of the manifests for which the runs on storage were written."""
     return {int(path.split("/")[1].partition("-")[0]) for path in paths(backend, "snapshots/")}
 
 
@@ -101,14 +101,15 @@ def test_superseded_files_stay_for_the_grace_period(url: str, backend: Backend, 
     assert done.garbage.bytes > 0
     assert paths(backend, "manifests/") == [manifest_path(number) for number in (3, 4, 5)]
     assert runs(backend) == {3, 4, 5}
-    # The cut of manifest 3 is in segment 2; so that one stays, and only the one before it went.
+    # The cut of manifest 3 is in segment 2. So segment 2 stays, and only the one before it was removed.
     assert paths(backend, "ops/") == [segment_path("a", number) for number in (2, 3, 4)]
 
 
 def test_manifests_are_gone_for_good_before_what_they_name(
     url: str, backend: Backend, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deletions of one call may reach a disk in any order: a manifest that a power cut brings back has its runs."""
+    """Deletions of one call may reach a disk in any order. If a power cut brings a manifest back, its runs are
+    there."""
     calls: list[set[str]] = []
     delete = MemoryBackend.delete
 
@@ -141,8 +142,8 @@ def test_the_last_segment_of_a_log_goes_when_its_agent_is_gone(url: str, backend
 
 
 def test_the_last_segment_of_the_shared_log_stays(url: str, backend: Backend, clock: Clock) -> None:
-    """Whoever has read it to its end appends there, however long ago that was, and nobody else shall read from behind
-    that."""
+    """A writer that has read the log to its end appends there, however long ago it read. And nobody else may continue
+    from a position before that."""
 
     def append(number: int, end: Position) -> Position:
         commit = Set(
@@ -171,7 +172,8 @@ def test_the_last_segment_of_the_shared_log_stays(url: str, backend: Backend, cl
 def test_an_agent_that_comes_back_while_its_log_is_collected_goes_on_behind_it(
     url: str, backend: Backend, clock: Clock, monkeypatch: pytest.MonkeyPatch, opened: str
 ) -> None:
-    """Opened after a compaction found its name free, before the manifest that says where the log goes on; or after."""
+    """It was opened after a compaction found its name free: before the manifest that says where the log continues, or
+    after it."""
     settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
     with opslog.open(url, agent="a", compact_after=None, settings=settings) as a:
         a["a"] = {}
@@ -334,7 +336,7 @@ def test_strangers_are_left_alone(url: str, backend: Backend, clock: Clock) -> N
 
 
 def test_a_manifest_that_came_back_is_collected_again(url: str, backend: Backend, clock: Clock) -> None:
-    """A create that was late by more than the grace period; nobody takes it for the truth."""
+    """Its creation was delayed by more than the grace period. No reader takes it for the current one."""
     session(url, grace_seconds=0.0)
     old = backend.read(manifest_path(1))
     for _ in range(3):

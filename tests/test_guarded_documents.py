@@ -1,4 +1,5 @@
-"""Archives and imports, and whoever else writes without having asked: guarded documents go through the shared log."""
+"""Archives, imports and other writers that have not asked whether a document is guarded: guarded documents go through
+the shared log."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Real histories: two git repositories' first-parent commits as operations of their many authors, with the true trees.
 
-Each commit is made by its author's own agent, which first takes in what the others wrote; compactions run on the way.
-At ten points the documents must be exactly the tree that git shows there: live at that moment, and afterwards through
-`as_of`.
+The agent of its author makes each commit, after it has read what the others wrote. Compactions run in between. At ten
+points the documents must be exactly git's tree: live at that moment, and afterwards through `as_of`.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def test_a_real_history_on_a_server_gives_the_true_trees(place: Place) -> None:
 
 
 def replay(history: str, compact_every: int, url: str) -> dict[int, int]:
-    """Make a history again in a store, and hold it against git's trees. Returns at which clocks those were, by the
+    """Repeat a history in a store, and compare it with git's trees. Returns the clocks of the compared points, by the
     number of commits before them."""
     trees = {point["after_commits"]: point["tree"] for point in lines(f"{history}-tree")}
     clocks: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The past: every state as it was, what happened to a document, and how far back history reaches."""
+"""The past: every state as it was, the history of a document, and how far back it reaches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def act(store: opslog.Store[Any], chance: random.Random, number: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_state_that_ever_was_can_be_had_again(url: str, seed: int) -> None:
-    """By clock and by time, at every commit, with compactions on the way that keep history."""
+    """By clock and by time, at every commit, with compactions in between that keep history."""
     chance = random.Random(seed)
     ticks = itertools.count(1_800_000_000)
     environment = Environment(time=lambda: float(next(ticks)))
@@ -105,8 +105,8 @@ class Clocks:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_with_wrong_clocks_a_commit_was_written_when_it_was_compacted_at_the_latest(url: str, seed: int) -> None:
-    """At any time, however clocks are off: each commit from its `ts` on, or from the first manifest on that compacted
-    it, and an undo at the latest from when its target would have been compacted."""
+    """At any time, however clocks are off: each commit counts from its `ts` on, or from the first manifest that
+    compacted it. An undo counts at the latest from when its target would have been compacted."""
     chance = random.Random(seed)
     clocks = Clocks(url, undo_window=chance.choice([0, 1, 3]))
     agents = [
@@ -144,7 +144,7 @@ def test_with_wrong_clocks_a_commit_was_written_when_it_was_compacted_at_the_lat
 @pytest.mark.parametrize("window", [0, 3])
 @pytest.mark.parametrize("older", [False, True], ids=["", "by an older program"])
 def test_a_commit_from_the_future_takes_away_no_past(url: str, window: int, older: bool) -> None:
-    """Not even where older programs made the manifests that compacted it."""
+    """Not even if older programs wrote the manifests that compacted it."""
     clocks = Clocks(url, undo_window=window)
     expected: list[tuple[str, Any]] = []
     with clocks.open("good") as good:
@@ -212,7 +212,7 @@ def test_invalid_points_are_refused(url: str, point: Any) -> None:
 
 
 def gone(url: str) -> opslog.Settings:
-    """A store of which the first 20 of 30 commits were compacted, and what came before collected."""
+    """A store of which the first 20 of 30 commits were compacted, and everything before was collected."""
     settings = opslog.Settings(undo_window=10, grace_seconds=0)
     with opslog.open(url, agent="a", settings=settings, compact_after=None) as store:
         for number in range(30):
@@ -286,7 +286,7 @@ def test_the_oldest_known_revision_may_be_in_a_snapshot(url: str) -> None:
 
 
 def test_collected_while_it_is_read(url: str) -> None:
-    """Reading may take longer than the grace period; then it ends with an error and not with a gap."""
+    """Reading may take longer than the grace period. Then it ends with an error, and not with a gap."""
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     for _ in range(3):
         with opslog.open(url, agent="a", settings=settings, compact_after=None) as store:

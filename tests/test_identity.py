@@ -1,4 +1,4 @@
-"""The id of a store, in `store.json`: who has one, what it refuses, and what becomes of a damaged one."""
+"""The id of a store, in `store.json`: which stores have one, what it refuses, and what happens if it is damaged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_token_of_another_store_is_refused(tmp_path: Path) -> None:
 
 
 def forget_id(url: str) -> None:
-    """As in a store that a program before 0.2 made."""
+    """As in a store that a program before 0.2 created."""
     open_backend(url).delete([STORE])
 
 

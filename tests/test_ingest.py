@@ -138,7 +138,7 @@ def test_compaction_between_the_chunks_loses_nothing(
 
 
 def test_lines_that_share_an_append_say_so(backend: Backend, root: Path) -> None:
-    """So that zeros among them, left by a power cut before the import returned, are a torn tail and no damage."""
+    """So zeros among them, left by a power cut before the import returned, are a torn tail and not damage."""
     ingest(backend, [put("x"), put("y"), put("z"), put("z"), put("z"), put("z")])
     path = root / segment_path("main", 1)
     data = path.read_bytes()
@@ -191,7 +191,7 @@ def test_an_agent_with_a_live_writer_is_refused(backend: Backend, root: Path) ->
 def test_an_agent_that_wrote_meanwhile_is_not_written_over(
     backend: Backend, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its clocks may be above those of the import, and a log's clocks only grow."""
+    """Its clocks may be above those of the import, and the clocks of a log only grow."""
     real = type(backend).appender
 
     def appender(self: Backend, agent: str) -> Any:
@@ -211,7 +211,7 @@ def test_an_agent_that_wrote_meanwhile_is_not_written_over(
 def test_a_log_that_came_and_was_collected_meanwhile_is_not_begun_anew(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody would read what is imported under numbers that were used."""
+    """Nobody would read commits that are imported under used numbers."""
     settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
     opslog.open(root, agent="b", settings=settings, compact_after=None).close()
     now = 1e9
@@ -260,7 +260,7 @@ def test_names_are_given_back_after_a_failed_write(
 
 @pytest.mark.parametrize("version", [0, 2**63], ids=["zero", "beyond"])
 def test_a_schema_version_that_no_line_can_hold_is_not_written(backend: Backend, version: int) -> None:
-    """It was, and nobody could read the log from there on."""
+    """Such a version was written before, and nobody could read the log from there on."""
     with pytest.raises(opslog.UsageError, match="file:a: a schema version is an integer from 1 to"):
         ingest(backend, [put("a", version=version)])
     with pytest.raises(opslog.UsageError, match="a schema version is an integer from 1 to"):

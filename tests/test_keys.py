@@ -1,4 +1,4 @@
-"""Keys of requests: a request is carried out once, whatever comes in between."""
+"""Keys of requests: a request is carried out once, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Documents = dict[str, Any]
 
 @pytest.fixture(params=["directory", "memory"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """With segments that grow, and where each append is one of its own."""
+    """Two kinds: segments grow, or each append is a segment of its own."""
     return str(tmp_path / "store") if request.param == "directory" else f"memory://keys-{tmp_path.name}"
 
 
@@ -57,7 +57,7 @@ def test_a_call_that_loses_the_race_to_its_own_repetition_writes_nothing(stores:
     def interrupted(agent: str, end: Position, data: bytes) -> Position | None:
         if not stamps:
             repeated, _ = asking(second, key)
-            stamps.append(repeated.set("y", {}).stamp)  # which shows in nothing else that the other one reads
+            stamps.append(repeated.set("y", {}).stamp)  # nothing else that the other one reads shows this
         return append_at(agent, end, data)
 
     backend.append_at = interrupted  # type: ignore[method-assign]
@@ -92,7 +92,7 @@ def test_of_two_that_are_decided_together_one_writes(stores: list[Store[Document
     append_at, waited = replica.backend.append_at, list[bool]()
 
     def slow(agent: str, end: Position, data: bytes) -> Position | None:
-        if not waited:  # the append of another request, behind which both wait
+        if not waited:  # the append of another request, for which both wait
             waited.append(True)
             asked = replica.keys._asking
             assert replica.transactions is not None
@@ -121,7 +121,7 @@ def test_an_append_whose_outcome_nobody_knew_is_found_by_its_key(stores: list[St
 
     backend.append_at = unanswered  # type: ignore[method-assign]
     operations, _ = asking(first, key)
-    with suppress(CommitUnknownError):  # an object storage shows what was written
+    with suppress(CommitUnknownError):  # an object storage can show what was written
         operations.set("x", {"n": 1})
     again, once = asking(second, key)
     again.set("x", {"n": 1})
@@ -169,7 +169,7 @@ def test_only_stores_that_write_to_the_shared_log_take_keys(tmp_path: Path) -> N
 def test_old_keys_are_forgotten_and_then_refused(
     stores: list[Store[Documents]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So memory has an end; not before the grace period has one."""
+    """So memory is bounded. A key is not forgotten before the grace period is over."""
     monkeypatch.setattr(keys, "_KEYS", 3)
     store, made = stores[0], [key_made(seconds_ago=300) for _ in range(6)]
     for index, key in enumerate(made):

@@ -1,4 +1,4 @@
-"""Fields of stored documents that a program's type does not know are not deleted unseen."""
+"""A program whose type does not know some fields of a stored document does not delete them by accident."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ LOST: list[tuple[type, dict[str, Any], dict[str, Any], str | None]] = [
     (Task, {"first": MORE}, {}, None),
     (Task, {"steps": [STEP, MORE]}, {"steps": [STEP, STEP]}, "$.steps[1].due"),
     (Task, {"steps": [STEP, MORE]}, {"steps": [STEP]}, None),
-    # Items that come, go and change places.
+    # Items that come, go and move.
     (Task, {"steps": [MORE]}, {"steps": [OTHER, STEP]}, "$.steps[0].due"),
     (Task, {"steps": [OTHER, MORE]}, {"steps": [STEP]}, "$.steps[1].due"),
     (Task, {"steps": [OTHER, MORE]}, {"steps": [STEP, OTHER]}, "$.steps[1].due"),

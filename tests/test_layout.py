@@ -1,4 +1,4 @@
-"""What a path says of a file, whatever its agent or period is called."""
+"""The meaning of a file's path, whatever its agent or period is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases: claimed for a time, renewed, taken over when the holder is gone; a late holder changes nothing.
+"""Leases are claimed for a time, renewed, and taken over when the holder is gone. A late holder changes nothing.
 
 Time is a number that the tests move, so that nothing here waits.
 """
@@ -40,7 +40,7 @@ class Machine:
 
 @dataclass
 class Worker:
-    """A store of a machine of its own."""
+    """A store on a machine of its own."""
 
     store: opslog.Store[dict[str, Any]]
     machine: Machine
@@ -132,7 +132,7 @@ def test_it_is_taken_over_when_it_was_not_renewed(one: Worker, two: Worker) -> N
 
 
 def test_nobody_takes_it_over_at_first_sight(one: Worker, two: Worker) -> None:
-    """However long ago, by whichever clock, it was claimed: the time counts from when it was seen."""
+    """However long ago it was claimed, by any clock: the time counts from when it was first seen."""
     assert one.lease().claim()
     for machine in (one.machine, two.machine):
         machine.pass_time(1e9)
@@ -161,7 +161,7 @@ def test_time_while_a_worker_was_paused_between_two_sights_does_not_count(one: W
     assert mine.claim()
     assert not other.claim()
     mine.renew()
-    two.machine.pass_time(1000.0)  # stopped; when it wakes up, the stamp is another one
+    two.machine.pass_time(1000.0)  # paused; when it continues, the stamp is another one
     assert not other.claim()
 
 
@@ -189,7 +189,7 @@ def test_an_overdue_lease_that_nobody_took_can_be_used(one: Worker) -> None:
 
 
 def _late(one: Worker, two: Worker) -> tuple[opslog.Lease, opslog.Lease]:
-    """A holder that does not know that another one took over."""
+    """A holder that does not know that another worker took the lease over."""
     mine, other = one.lease(), two.lease()
     assert mine.claim(is_open)
     assert not other.claim(is_open)
@@ -241,7 +241,7 @@ def test_the_token_only_grows(one: Worker, two: Worker) -> None:
 
 
 def test_a_held_lease_can_be_claimed_again(one: Worker, two: Worker) -> None:
-    """It is a renewal, also where the document is not one any more that would be claimed."""
+    """The claim is a renewal, even if the document would no longer be one to claim."""
     mine = one.lease()
     assert mine.claim(is_open)
     mine.set("task", {"status": "active"})

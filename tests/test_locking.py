@@ -1,4 +1,4 @@
-"""Sections that no thread enters twice, and bells that wake one."""
+"""Sections that no thread enters twice, and bells that wake one thread."""
 
 from __future__ import annotations
 

@@ -208,7 +208,8 @@ def test_logs_are_read_by_turns_the_newest_first(tmp_path: Path, monkeypatch: py
     assert {agent: cursor.commits for agent, cursor in cursors.items()} == {
         agent: sum(len(chunk.commits) for whose, chunk in read if whose == agent) for agent in agents
     }
-    # Not log after log, though not all of 40 at once: no chunk comes before what is newer by two chunks.
+    # Logs are not read one after the other, nor all of 40 at once: no chunk comes before one that is newer by two
+    # chunks.
     for group in (set(agents[:3]), set(agents[32:])):
         newest = [chunk.commits[-1].clock for agent, chunk in read if agent in group]
         chunk_clocks = max(len(chunk.commits) for _, chunk in read) * logs
@@ -231,7 +232,7 @@ def test_listings(backend: Backend) -> None:
 
 
 class Disk:
-    """An appender whose appends wait until they may go on, and then do as they are asked."""
+    """An appender whose appends wait until they may continue, and then do what the test asks."""
 
     def __init__(self) -> None:
         self.groups: list[bytes] = []
@@ -250,7 +251,7 @@ class Disk:
         return Position(1, 0)
 
     def check_name(self) -> None:
-        """Nobody else has it."""
+        """Nobody else holds the name."""
 
     def advance(self, segment: int) -> None:
         assert segment == 0, "the log is new"
@@ -260,7 +261,7 @@ class Disk:
 
 
 class Log:
-    """A writer on such a disk, with what it put into memory: the clocks in `applied`."""
+    """A writer on such a disk, with what it applied to memory: the clocks in `applied`."""
 
     def __init__(self, *, buffered: bool = False) -> None:
         self.disk = Disk()
@@ -330,7 +331,7 @@ def test_callers_who_come_while_the_disk_is_busy_share_the_next_append(log: Log)
 
 
 class TakenMeanwhile(LogWriter):
-    """Another thread takes the queue to write it, whenever this has checked whether one is on its way."""
+    """Another thread takes the queue to write it, each time this thread has checked whether one is writing."""
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
@@ -402,7 +403,7 @@ def test_commits_queued_behind_an_unknown_outcome_are_not_written(log: Log) -> N
 
 
 def test_a_buffered_failure_ends_writing_though_its_outcome_is_known(caplog: pytest.LogCaptureFixture) -> None:
-    """Later commits may rest on it: memory had them in this order."""
+    """Later commits may depend on it: memory had them in this order."""
     log = Log(buffered=True)
     log.queue()
     log.disk.outcomes.append(WriteFailedError("disk full"))
@@ -443,7 +444,7 @@ def test_closing_writes_what_is_queued(log: Log) -> None:
 def test_the_next_leader_writes_what_an_interrupted_one_had_only_taken(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C takes the leading thread away between taking the queue and writing it."""
+    """Ctrl-C ends the leading thread between taking the queue and writing it."""
     real = LogWriter._try_append
 
     def interrupt(self: LogWriter, group: Any) -> None:

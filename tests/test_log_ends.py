@@ -1,4 +1,4 @@
-"""A log, or the end of one, that was removed by hand: a manifest says that it was there, compacted or not."""
+"""A log, or the end of one, was removed by hand. A manifest shows that it was there, compacted or not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def last_commit(root: Path) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A store whose logs all lie within the undo window, after a compaction."""
+    """A store after a compaction. The undo window covers all logs."""
     with opslog.open(tmp_path, agent="worker") as worker, opslog.open(tmp_path, agent="planner") as planner:
         for number in range(3):
             worker[f"worker-{number}"] = {"number": number}
@@ -82,7 +82,7 @@ def test_nothing_names_commits_after_the_newest_manifest(root: Path) -> None:
 
 
 def test_a_manifest_names_each_log_once(root: Path) -> None:
-    """Compactions that find nothing to do make no manifests because logs have grown."""
+    """Compactions without work create no manifests only because logs have grown."""
     with opslog.open(root, agent="worker", compact_after=None) as worker:
         for number in range(5):
             worker[f"again-{number}"] = {}

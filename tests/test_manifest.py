@@ -102,7 +102,7 @@ def test_a_newer_format_may_have_another_form() -> None:
 
 
 def test_the_checksum_is_computed_once() -> None:
-    """Opening a large store waits for this: the manifest names each of very many parts."""
+    """Opening a large store waits for this, because the manifest names very many parts."""
     data = encode_manifest(MANIFEST)
     with patch.object(checksum, "sha256", wraps=sha256) as computed:
         decode_manifest(data, "m", 7)
@@ -171,7 +171,7 @@ def test_no_store_is_made_with_settings_that_cannot_be(settings: Settings) -> No
 
 
 def test_the_last_clock_is_not_passed() -> None:
-    """A line with a greater one could not be read again, by nobody."""
+    """Nobody could read a line with a greater clock again."""
     url = f"memory://last-{next(_numbers)}"
     backend = open_backend(url)
     ManifestStore(backend).create(Manifest(number=1, created="", clock=2**63 - 2))

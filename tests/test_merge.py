@@ -1,4 +1,4 @@
-"""The merge against its plain reference: any interleaving, undos, batches and seals."""
+"""The merge compared with its plain reference: any interleaving, undos, batches and seals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def put(clock: int, agent: str, id: str, number: int = 0) -> Set:
 
 
 class Author:
-    """Writes a log as a store does: an undo names its newest commit that is not cancelled, within the window."""
+    """Writes a log like a store: an undo names the author's newest commit in the window that is not cancelled."""
 
     def __init__(self, agent: str, window: int) -> None:
         self.agent = agent
@@ -60,7 +60,7 @@ class Author:
             case "seal":
                 commit = Seal(TS, clock, self.agent)
             case "void":
-                # No writer makes such an undo, and a reader must not let it cross a seal, reach too far or count twice.
+                # No writer makes such an undo. A reader must not let it cross a seal, reach too far, or count twice.
                 commit = Undo(TS, clock, self.agent, max(1, clock - len("".join(ids)) - 1))
             case _:
                 target = self.undoable()
@@ -82,7 +82,8 @@ class Author:
 
 @st.composite
 def logs(draw: Any, window: int, kinds: st.SearchStrategy[str] = KINDS) -> dict[str, list[Commit]]:
-    """Per agent a log; clocks as Lamport clocks may be: increasing in a log, anything between logs."""
+    """A log for each agent. The clocks are as Lamport clocks may be: they increase in a log, and are arbitrary between
+    logs."""
     authors = [Author(agent, window) for agent in "abc"]
     clocks = dict.fromkeys("abc", 0)
     for author, kind, step, ids in draw(
@@ -181,7 +182,7 @@ def test_loading_whole_logs_is_applying_their_commits(window: int, data: Any) ->
     assert {id: sorted(records, key=by_stamp) for id, records in loaded.contested.items()} == {
         id: sorted(records, key=by_stamp) for id, records in one_by_one.contested.items()
     }
-    # And it goes on from there.
+    # And the merge continues from there.
     for agent in written:
         for commit in (put(1000, agent, "x"), Undo(TS, 1001, agent, 1000)):
             assert [record.id for record in loaded.apply(commit)] == [record.id for record in one_by_one.apply(commit)]
@@ -189,7 +190,7 @@ def test_loading_whole_logs_is_applying_their_commits(window: int, data: Any) ->
 
 
 def _recent(merge: Merge, agent: str) -> list[tuple[Commit, tuple[Record, ...], bool]]:
-    """Of what has no records it does not matter whether it is cancelled."""
+    """For commits without records it does not matter whether they are cancelled."""
     recent = merge.recent.get(agent, ())
     return [(entry.commit, tuple(entry.records), bool(entry.records) and entry.cancelled) for entry in recent]
 
@@ -252,7 +253,8 @@ def test_an_undo_brings_back_what_would_have_won_without_it() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_no_undo_reaches_across_a_seal(size: int) -> None:
-    """No writer makes such an undo; a reader that let it count would show another state than one that began later."""
+    """No writer makes such an undo. If a reader let it count, it would show another state than a reader that began
+    later."""
     log: list[Commit] = [put(1, "a", "x"), Seal(TS, 2, "a"), put(3, "a", "y"), Undo(TS, 4, "a", 1)]
     one_by_one, loaded = Merge(32), Merge(32)
     for commit in deepcopy(log):

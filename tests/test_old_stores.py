@@ -1,4 +1,4 @@
-"""Stores that earlier versions have written stay readable, and this version goes on in them."""
+"""Stores of earlier versions stay readable, and this version can write to them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEPT = sorted(path.parent.name for path in FIXTURES.glob("*/expected.json"))
 
 @pytest.fixture(params=[*KEPT, "present"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of what was kept, or what this version writes."""
+    """A copy of a kept store, or a store of this version."""
     place = tmp_path / "old"
     if request.param == "present":
         write(place)
@@ -93,7 +93,7 @@ def test_work_goes_on_in_an_old_store(place: Path) -> None:
 
 
 class Later(Manifest, frozen=True, kw_only=True):
-    """A manifest of a version to come."""
+    """A manifest of a future version."""
 
     more: int = 1
 

@@ -1,4 +1,4 @@
-"""opslog 0.1.0, as it was published, and this version on one store: what each makes of the other's."""
+"""opslog 0.1.0, as it was published, and this version use one store: each reads what the other one wrote."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.support.releases import release_in
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where 0.1.0 is installed, from a wheel that is built of its commit; skips where git does not have that."""
+    """The environment where 0.1.0 is installed, from a wheel that is built from its commit. Skips the test if git does
+    not have that commit."""
     folder = tmp_path_factory.mktemp("old")
     source = release_in(folder)
     build = ("wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, source)
@@ -32,7 +33,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(old: Path, program: str, *arguments: object) -> Any:
-    """The output of a program for 0.1.0, as JSON."""
+    """The output of a program that runs with 0.1.0, as JSON."""
     head = "import json, sys, opslog\n"
     done = subprocess.run(
         [sys.executable, "-c", head + program, *map(str, arguments)],
@@ -67,7 +68,7 @@ def test_a_store_with_transactions_is_read_by_the_old_version(old: Path, tmp_pat
         with a.transaction() as transaction:
             transaction["x"] = {"n": 1}
             transaction["y"] = {"n": 2}
-        a.changes()  # which makes the file that says which store this is
+        a.changes()  # this creates the file with the id of the store
         a.modify("claim-1", lambda document: {"undone": True})
         assert a.undo()
         assert run(old, READ, tmp_path) == documents(tmp_path)

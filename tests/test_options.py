@@ -1,4 +1,4 @@
-"""Options of `opslog.open`: a name that is none is refused, with the nearest one."""
+"""Options of `opslog.open`: an unknown name is refused, and the error names the nearest option."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_options_for_type_checkers_are_those_there_are() -> None:
 
 
 def test_type_checkers_see_a_wrong_name() -> None:
-    """`make check` would complain of a ``type: ignore`` that is not needed."""
+    """`make check` would report a ``type: ignore`` that is not needed."""
     with pytest.raises(opslog.UsageError, match="agent"):
         opslog.open("memory://x", agnet="a")  # type: ignore[call-overload]
     with pytest.raises(opslog.UsageError, match="agent"):

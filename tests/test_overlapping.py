@@ -1,4 +1,4 @@
-"""Work in threads while the caller prepares more of it."""
+"""Work in threads while the caller prepares more work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opslog.concurrency.overlapping import overlapped
 
 
 class Gate:
-    """Calls that wait until they are let through, and what has begun."""
+    """Calls that wait until they are let through, and a record of those that have begun."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []

@@ -1,5 +1,5 @@
-"""What is installed is the whole library: four top-level folders become one package, as a wheel and as an editable
-install. Both go into environments of their own that borrow this one's dependencies, so that nothing is downloaded.
+"""The installed package is the whole library: four top-level folders become one package, as a wheel and as an editable
+install. Both go into environments of their own, which use the dependencies of this one, so that nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ COMPILER = shutil.which((os.environ.get("CC") or sysconfig.get_config_var("CC") 
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    """The standard output of `command`, with more `variables` in its environment; if it fails, the test does, showing
-    all that it wrote."""
+    """Run `command` with additional environment `variables`. Returns its standard output. If it fails, the test fails,
+    and shows all output."""
     environment = {**os.environ, **variables}
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
@@ -39,7 +39,7 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
 
 
 def expected_files() -> set[str]:
-    """The path in a wheel of every module in the source folders, and of the marker for type checkers."""
+    """The paths in a wheel of all modules in the source folders, and of the marker for type checkers."""
     modules = {
         f"{installed}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, installed in SOURCES.items()
@@ -64,7 +64,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_wheel(tree: Path, folder: Path, **variables: str) -> Path:
-    """The wheel as `pip install` would build it."""
+    """Build the wheel as `pip install` would."""
     build = ("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, tree)
     run(sys.executable, "-m", "pip", *build, cwd=folder, **variables)
     (built,) = folder.glob("*.whl")
@@ -79,8 +79,8 @@ def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def install(where: Path, *what: str | Path) -> Path:
     """Install `what` into a new environment at `where`, and return its Python.
 
-    The environment sees the dependencies of this one through a path file. Path files of this one are not followed from
-    there, so an editable opslog of ours is out of sight.
+    The environment sees the dependencies of this one through a path file. It does not follow path files of this one, so
+    it does not see our own editable opslog.
     """
     venv.create(where, symlinks=True)
     python = where / "bin" / "python"
@@ -100,8 +100,8 @@ print(json.dumps({name: importlib.import_module(name).__file__ for name in names
 
 
 def imported_from(python: Path) -> dict[str, Path]:
-    """The folder that `python` finds each package of opslog in."""
-    # Run from the environment's own folder: a tree in the working directory would be imported instead.
+    """The folder in which `python` finds each package of opslog."""
+    # Run from the environment's own folder. Otherwise a tree in the working directory would be imported instead.
     found = json.loads(run(python, "-W", "error", "-c", LOCATE_PACKAGES, cwd=python.parents[1]))
     return {name: Path(file).parent for name, file in found.items()}
 
@@ -131,7 +131,7 @@ KERNEL = "import opslog.kernel; print(opslog.kernel.NAME)"
 
 
 def test_wheel_is_of_the_platform_and_every_python(wheel: Path, tmp_path: Path) -> None:
-    """One for all Pythons, by the stable ABI."""
+    """One wheel serves all Pythons, through the stable ABI."""
     assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
     python = install(tmp_path / "env", wheel)
     assert run(python, "-c", KERNEL, cwd=tmp_path, OPSLOG_KERNEL="").split() == ["C" if COMPILER else "Python"]
@@ -152,7 +152,7 @@ def test_wheel_runs_the_command(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_wheel_runs_a_simulation_of_users_own_agents(wheel: Path, tmp_path: Path) -> None:
-    """The example of docs/testing.md, with `opslog.testing` alone: no tests/ beside it."""
+    """It runs the example of docs/testing.md, with `opslog.testing` alone and no tests/ beside it."""
     python = install(tmp_path / "env", wheel)
     found = list(blocks(ROOT / "docs" / "testing.md"))
     (example,) = [block.text for block in found if block.language == "python"]

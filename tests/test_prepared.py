@@ -1,4 +1,4 @@
-"""Types are worked out before threads use them: msgspec crashes where two threads do that at once."""
+"""Types are prepared before threads use them, because msgspec crashes if two threads prepare one at once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# What these decode has no structs, or the modules of its structs prepare them.
+# These decode no structs, or the modules of their structs prepare them.
 PREPARED_ELSEWHERE = {
     "opslog/doors/arguments.py",
     "opslog/format/checksum.py",
     "opslog/format/torn.py",
     "server/subscriptions/store.py",
 }
-# One thread calls these: in the command line, at the start of a server, in the demo, in the worker processes of Spark.
+# Only one thread calls these: in the command line, at the start of a server, in the demo, in the worker processes of
+# Spark.
 ALONE = {
     "opslog/demo/page.py",
     "opslog/demo/workers.py",
@@ -69,14 +70,14 @@ for number in range(300):
 
 
 def test_threads_may_open_stores_of_one_type_at_once() -> None:
-    """Where they work it out at once, this ends with a segmentation fault."""
+    """If they prepared the type at once, this would end with a segmentation fault."""
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("folder", ["opslog", "backends", "server", "spark"])
 def test_no_type_is_worked_out_at_its_first_use(folder: str) -> None:
-    """A module that decodes to a type, or converts to one, prepares types; or nobody else can be in it."""
+    """A module that decodes to a type, or converts to one, prepares types. Otherwise only one thread may run it."""
     forgotten = []
     for path in (ROOT / folder).rglob("*.py"):
         text = path.read_text()

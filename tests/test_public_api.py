@@ -1,6 +1,7 @@
-"""The public API beside that of the last release: what would break a program is intended, and says why.
+"""The public API compared with that of the last release: every change that may break a program is intended, and has a
+reason.
 
-Compared is what the source says: names, parameters, kinds. A difference that a program can notice has an entry in
+The comparison is of the source: names, parameters, kinds. Each difference that a program can notice has an entry in
 tests/fixtures/api-changes.toml.
 """
 
@@ -21,7 +22,7 @@ MODULES = ["", "aio", "backends", "server", "server.client", "spark", "testing"]
 
 
 def load(tree: Path, folder: Path) -> griffe.Module:
-    """The package as it is once installed: four folders of the tree are one package. Nothing is imported."""
+    """The package as it is installed: four folders of the tree are one package. Nothing is imported."""
     package = folder / "opslog"
     package.mkdir(parents=True)
     for path in (tree / "opslog").iterdir():
@@ -41,7 +42,7 @@ def load(tree: Path, folder: Path) -> griffe.Module:
 
 
 def public(package: griffe.Module, module: str) -> dict[str, griffe.Object]:
-    """What a module exports, by name, from wherever it is defined."""
+    """The exports of a module by name, from wherever they are defined."""
     place = package[module] if module else package
     assert place.exports, f"{place.path} has no __all__"
     members = {name: place.members[name] for name in map(str, place.exports)}
@@ -51,19 +52,19 @@ def public(package: griffe.Module, module: str) -> dict[str, griffe.Object]:
 
 
 def differences(old: griffe.Module, new: griffe.Module) -> set[tuple[str, str]]:
-    """The public path of each object that differs so that a program can break, and what differs."""
+    """The public path of each object whose difference may break a program, and the difference."""
     found = set()
     for module in MODULES:
         path = ".".join(filter(None, ("opslog", module)))
         pages = griffe.Module(path), griffe.Module(path)
         exported = public(old, module), public(new, module)
         for name in exported[0].keys() & exported[1].keys():
-            # Its members, those that it inherits as well.
+            # Its members, including inherited ones.
             before, now = exported[0][name], exported[1][name]
             for breakage in griffe.find_breaking_changes(before, now):
                 inside = breakage.obj.path.removeprefix(before.path).removeprefix(now.path)
                 found.add((f"{path}.{name}{inside}", breakage.kind.value))
-        # What is exported itself: griffe compares the members of what it is given, so it is made one.
+        # griffe compares only the members of an object. So an exported object becomes a member here.
         for page, objects in zip(pages, exported, strict=True):
             for name, value in objects.items():
                 page.set_member(name, value)

@@ -1,4 +1,4 @@
-"""refresh and watch: what is new is seen, once, and costs what is new."""
+"""refresh and watch: each new commit is seen once, and the cost depends only on what is new."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Read(NamedTuple):
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is asked of storage: `Read`s, and the prefixes of listings."""
+    """The calls to the storage: `Read`s, and the prefixes of listings."""
     seen: list[Any] = []
     read, listing = MemoryBackend.read, MemoryBackend.list
 
@@ -138,7 +138,7 @@ def test_a_refresh_is_not_part_of_a_batch_and_leaves_it_alone(url: str) -> None:
 
 
 def test_commits_compacted_before_they_were_read_are_given_all_the_same(url: str) -> None:
-    """Within the grace period nothing is collected, so a reader that comes late misses nothing."""
+    """Nothing is collected within the grace period, so a reader that comes late misses nothing."""
     with opslog.open(url, agent="writer") as writer, opslog.open(url, agent="reader") as reader:
         fill(writer, 40)
         assert len(reader.refresh()) == 40
@@ -152,7 +152,8 @@ def test_commits_compacted_before_they_were_read_are_given_all_the_same(url: str
 
 @pytest.fixture
 def away(url: str) -> Iterator[Callable[[], Store]]:
-    """A reader that read once, and was away while everything it had read, and more, was compacted and collected."""
+    """A reader that read once. While it was away, everything that it had read, and more, was compacted and
+    collected."""
     settings = opslog.Settings(undo_window=1, grace_seconds=0)
     readers: list[Store] = []
 
@@ -259,7 +260,7 @@ def test_a_store_in_the_past_has_no_news(url: str) -> None:
 
 
 def test_a_store_not_refreshed_for_long_refreshes_before_it_writes(url: str) -> None:
-    """A tombstone may leave the snapshot after its time; a set with a view from before that would raise the dead."""
+    """A tombstone may be removed after its time. A set with a view from before that would bring the document back."""
     now = [0.0]
     environment = opslog.Environment(monotonic=lambda: now[0])
     with (
@@ -280,7 +281,7 @@ def test_a_store_not_refreshed_for_long_refreshes_before_it_writes(url: str) -> 
 
 
 def steps(call: Callable[[], object]) -> int:
-    """How many functions it calls."""
+    """How many functions the call calls."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -296,7 +297,7 @@ def steps(call: Callable[[], object]) -> int:
 
 
 def beside_gone_agents(name: str, count: int) -> tuple[Store, list[str]]:
-    """A store on an object storage beside agents that wrote and left, and whose logs are compacted and collected."""
+    """A store on an object storage, with agents that wrote and left. Their logs are compacted and collected."""
     url = f"bucket://{name}-{count}"
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     store = opslog.open(url, agent="a", compact_after=None, settings=settings)

@@ -1,4 +1,4 @@
-"""The decision of a refresh, as one table: what was read, what is there, what follows."""
+"""The decision of a refresh as one table: what was read, what is listed, and what follows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def manifest(number: int, cut: dict[str, Cut] | None = None, runs: tuple[str, ..
 
 
 def listing(**segments: list[tuple[int, int]]) -> Segments:
-    """Per agent (number, bytes) of its segments."""
+    """Per agent, (number, bytes) of its segments."""
     return {agent: [Segment(number, size, 0.0) for number, size in listed] for agent, listed in segments.items()}
 
 
@@ -79,7 +79,7 @@ CASES = {
     "a new log": Case(READ, SAME, {**THERE, **listing(new=[(1, 1)])}, Step.READ_ON, ("new",)),
     "a new log, and nothing in it": Case(READ, SAME, {**THERE, **listing(new=[(1, 0)])}, Step.NOTHING),
     "two logs": Case(READ, SAME, {**THERE, **listing(a=[(1, 101)], new=[(1, 1)])}, Step.READ_ON, ("a", "new")),
-    # Reading shows what became of these: they are gone, or shorter than they were.
+    # Reading shows what happened to these: they are gone, or shorter than they were.
     "a log is gone": Case(READ, SAME, {**THERE, **listing(a=[])}, Step.READ_ON, ("a",)),
     "a segment is shorter": Case(READ, SAME, {**THERE, **listing(a=[(1, 99)])}, Step.READ_ON, ("a",)),
     "a log without a segment needs none": Case(

@@ -1,4 +1,4 @@
-"""The rules that everything rests on, each said once: the order of stamps, the reach of an undo, what is retained."""
+"""The basic rules, each stated once: the order of stamps, the reach of an undo, what is retained."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_stamps_are_ordered_by_clock_and_then_by_agent() -> None:
 @pytest.mark.parametrize("between", [0, 1, 2, 31, 32, 33])
 @pytest.mark.parametrize("seals", [False, True])
 def test_an_undo_reaches_the_commits_of_its_window_after_the_last_seal(window: int, between: int, seals: bool) -> None:
-    """`apply`, `load` and what verifies a log say what the rule says."""
+    """`apply`, `load` and the verification of a log all follow the rule."""
     log: list[Commit] = [record(clock, "a") for clock in range(1, between + 2)]
     if seals:
         log[-1] = Seal(TS, between + 1, "a")
@@ -67,10 +67,10 @@ def test_an_undo_reaches_the_commits_of_its_window_after_the_last_seal(window: i
         ([1, 2, 3], 1, [1, 2, 3]),
         ([1, 2, 3], 2, [2, 3]),
         ([1, 2, 3], 3, [3]),
-        ([1, 2, 3], 0, [1, 2, 3]),  # of an older program, which names none
+        ([1, 2, 3], 0, [1, 2, 3]),  # by an older program, which does not name the oldest
         ([1, 4, 5], 1, [4, 5]),  # 1 came back after it was collected
         ([3, 5], 1, [5]),
-        ([5], 9, [5]),  # the newest one always
+        ([5], 9, [5]),  # always the newest one
     ],
 )
 def test_manifests_are_retained_back_to_the_oldest_or_to_a_gap(

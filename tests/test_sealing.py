@@ -1,4 +1,4 @@
-"""Names that are in use for a moment, because a compaction seals the logs of idle agents, and names of live agents."""
+"""Names that are in use for a moment because a compaction seals the logs of idle agents; and names of live agents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def waiting(sleep: Callable[[float], object]) -> Environment:
-    """A world in which time passes only while somebody sleeps, and `sleep` says what happens meanwhile."""
+    """A world in which time passes only while somebody sleeps. `sleep` says what happens meanwhile."""
     now = [0.0]
 
     def slept(seconds: float) -> None:
@@ -72,7 +72,7 @@ def test_a_name_is_waited_for_while_its_log_is_sealed(url: str) -> None:
 
 
 def test_a_name_is_free_as_soon_as_its_own_log_is_sealed(url: str) -> None:
-    """Not when those of thousands of other agents are."""
+    """The name does not stay taken until the logs of thousands of other agents are sealed."""
     backend = open_backend(url)
     with backend.lock(session.SEALING_LOCK):
         held = backend.appender("planner")
@@ -97,7 +97,7 @@ def test_the_name_of_a_live_agent_is_refused_at_once(url: str) -> None:
 def test_a_name_that_was_given_back_while_its_opener_checked_is_taken(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sealing is over between the two checks: of the name, and whether anybody seals."""
+    """The sealing ends between the two checks: of the name, and whether anybody seals."""
     backend = open_backend(url)
     held = backend.appender("planner")
     lock = type(backend).lock
@@ -143,8 +143,7 @@ def test_where_nobody_is_idle_no_lock_is_taken(url: str, monkeypatch: pytest.Mon
 
 
 def test_a_log_to_be_sealed_was_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By other compactions, while this one was paused before it took the name: it was not the first, and that is no
-    error."""
+    """Other compactions collected it while this one was paused before it took the name. That is no error."""
     settings = opslog.Settings(undo_ttl_seconds=0, grace_seconds=0)
 
     def work() -> None:
@@ -152,7 +151,7 @@ def test_a_log_to_be_sealed_was_collected(tmp_path: Path, monkeypatch: pytest.Mo
             store[str(len(store))] = {}
 
     work()
-    os.utime(tmp_path / segment_path("planner", 1), (1e9, 1e9))  # long ago, whatever a tick of the clock is
+    os.utime(tmp_path / segment_path("planner", 1), (1e9, 1e9))  # long ago, compared with any tick of the clock
     backend = open_backend(tmp_path)
     seal = sealing.seal_all
 

@@ -43,7 +43,7 @@ def listing(place: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_name_leaves_the_root(tmp_path: Path, name: str) -> None:
-    """Agents, periods and locks: in each call that takes one."""
+    """Agents, periods and locks, in each call that takes one."""
     root = tmp_path / "store"
     with opslog.open(root, agent="a") as store:
         store["x"] = {}
@@ -101,7 +101,7 @@ def test_nothing_of_a_store_is_ever_executed() -> None:
     """No pickle, no marshal of what was read, no eval, no YAML, no shell."""
     if not (ROOT / "opslog").is_dir():
         pytest.skip("the sources are not beside the tests")
-    allowed = {("opslog/format/documents.py", "marshal")}  # it only writes, to see whether a document is of plain types
+    allowed = {("opslog/format/documents.py", "marshal")}  # it only writes, to check whether a document has plain types
     forbidden = {"pickle", "cPickle", "shelve", "dill", "cloudpickle", "marshal", "yaml", "tomllib", "code", "runpy"}
     found = set()
     for path in (path for folder in ("opslog", "backends") for path in (ROOT / folder).rglob("*.py")):
@@ -144,7 +144,7 @@ def test_a_commit_longer_than_a_line_may_be_is_refused(tmp_path: Path, monkeypat
 def test_a_line_without_end_takes_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, ended: bool
 ) -> None:
-    """In a small way what 256 MiB and 1 GiB are in a large one."""
+    """This is a small version of 256 MiB and 1 GiB."""
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {}
     log = tmp_path / segment_path("evil", 1)
@@ -166,7 +166,7 @@ def test_a_line_without_end_takes_bounded_memory(
 
 @pytest.mark.slow
 def test_a_log_of_gigabytes_without_a_line_takes_bounded_memory(tmp_path: Path) -> None:
-    """A file with a hole: it takes no room on the disk."""
+    """The file has a hole, so it takes no room on the disk."""
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {}
     log = tmp_path / segment_path("evil", 1)
@@ -203,8 +203,8 @@ def test_an_import_of_a_line_without_end_takes_bounded_memory(monkeypatch: pytes
 
 
 def test_memory_follows_the_number_of_agents_in_small_steps(tmp_path: Path) -> None:
-    """A directory for each of a million of them is a listing of a million: it takes time and memory in proportion, and
-    no more."""
+    """A directory for each of a million agents makes a listing of a million entries. That takes time and memory in
+    proportion, and no more."""
     backend = FsBackend(tmp_path)
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {}
@@ -229,7 +229,7 @@ def test_memory_follows_the_number_of_agents_in_small_steps(tmp_path: Path) -> N
 
 
 def test_a_writer_can_forge_everything(tmp_path: Path) -> None:
-    """Checksums find accidents. They are no signatures: anybody can compute them."""
+    """Checksums find accidents. They are not signatures: anybody can compute them."""
     with opslog.open(tmp_path, agent="a", settings=opslog.Settings(undo_window=0), compact_after=None) as store:
         store["x"] = {"owner": "ann"}
         store.compact()
@@ -259,7 +259,7 @@ def test_a_writer_can_write_in_the_name_of_any_agent(tmp_path: Path) -> None:
 
 
 def test_nothing_is_encrypted_and_what_was_deleted_stays_for_a_while(tmp_path: Path) -> None:
-    """Until it is compacted, and all manifests from before are collected."""
+    """Until the document is compacted, and all manifests from before are collected."""
 
     def is_there() -> bool:
         return any(b"s3cret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
@@ -270,7 +270,7 @@ def test_nothing_is_encrypted_and_what_was_deleted_stays_for_a_while(tmp_path: P
         del store["x"]
         assert is_there()
     with opslog.open(tmp_path, agent="a", compact_after=None) as store:
-        store["y"] = {}  # in the next segment: the newest one of a log always stays
+        store["y"] = {}  # in the next segment, because the newest one of a log always stays
         store.compact(full=True)
         store["z"] = {}
         store.compact(full=True)
@@ -278,8 +278,8 @@ def test_nothing_is_encrypted_and_what_was_deleted_stays_for_a_while(tmp_path: P
 
 
 def test_one_agent_can_stop_the_others(tmp_path: Path) -> None:
-    """By a clock that nothing can follow; opslog itself never comes there. They can read, and the error says what it
-    is."""
+    """By a clock after which none is left. opslog itself never reaches it. The others can still read, and their error
+    names the cause."""
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {}
     line = commits.Delete("2026-11-20T12:00:00.000000Z", commits.CLOCK_MAX, "eve", "y")
@@ -293,7 +293,7 @@ def test_one_agent_can_stop_the_others(tmp_path: Path) -> None:
 
 
 def test_every_claim_of_the_page_has_a_test() -> None:
-    """Each paragraph and each row of a table that claims something names tests, and they exist."""
+    """Each paragraph and each table row that makes a claim names tests, and these exist."""
     page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
     assert len(named) > 25

@@ -1,4 +1,4 @@
-"""Being the writer of a log: what holds for every session, whoever owns it."""
+"""Writer sessions: what holds for each of them, whoever owns it."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_each_invariant_names_the_test_that_shows_it() -> None:
 
 @dataclass
 class Paused:
-    """Of agent "a" on an object storage, in whose log is one commit: a session that was begun and not used yet."""
+    """A session of agent "a" on an object storage that was begun but not used yet. The log has one commit."""
 
     backend: Backend
     session: WriterSession
     now: list[float]
 
     def pause(self) -> None:
-        """Others use the next numbers of this log, compact what they wrote and collect it."""
+        """Others use the next numbers of this log, compact their commits, and collect them."""
         for number in range(2, 7):
             commit = Set(format_ts(0.0), number, "a", f"other-{number}", msgspec.Raw(b"{}"))
             self.backend.create(segment_path("a", number), encode_commit(commit))
@@ -59,7 +59,7 @@ class Paused:
         self.now[0] += 1000
 
     def append(self) -> int:
-        """The clock of a commit that was appended."""
+        """Append a commit. Returns its clock."""
         commit = Delete("", 0, "", "x")
         self.session.append(self.session.stamp(commit))
         return commit.clock

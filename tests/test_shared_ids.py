@@ -57,7 +57,7 @@ def parts_of(url: str | Path) -> list[Part]:
 
 
 def with_lists(url: str | Path, change: Callable[[Part], Any]) -> None:
-    """Let the newest manifest say something else of each part."""
+    """Replace the list of each part in the newest manifest."""
     backend: Backend = open_backend(url)
     manifest = ManifestStore(backend).newest()
     changed = [
@@ -70,7 +70,7 @@ def with_lists(url: str | Path, change: Callable[[Part], Any]) -> None:
 
 
 def fill(url: str | Path, *, guarded: bool = True) -> list[str]:
-    """A store whose snapshot has 200 documents in one run, every twentieth of them guarded. Returns the others."""
+    """A store whose snapshot has 200 documents in one run. Every twentieth of them is guarded. Returns the others."""
     ids = [f"{number:03}" for number in range(200)]
     with opslog.open(url, agent="writer", settings=SETTINGS, compact_after=None) as store:
         if guarded:
@@ -159,7 +159,7 @@ def log_of(store: opslog.Store[Any], id: str) -> str:
 
 
 def requests(url: str, ids: list[str]) -> Counter[str]:
-    """Of plain sets of so many documents, in a store that has just been opened."""
+    """The requests of plain sets of this many documents, in a store that has just been opened."""
     asked = BUCKETS[url.removeprefix("bucket://")].asked
     with opslog.open(url, agent="other", compact_after=None) as store:
         since = len(asked)
@@ -203,7 +203,7 @@ def test_plain_sets_of_other_documents_wait_for_no_thread_in_asyncio(monkeypatch
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("unknown", [None, msgspec.UNSET])
 def test_unlisted_ids_are_looked_up(unknown: Any) -> None:
-    """As parts that opslog 0.1 wrote, or those with too many."""
+    """Parts of opslog 0.1 have no list, nor have those with too many ids."""
     url = f"bucket://lists-{next(_numbers)}"
     others = fill(url)
     with_lists(url, lambda part: unknown)
@@ -249,7 +249,7 @@ def test_a_newer_run_that_is_plain_ends_what_an_older_one_lists(tmp_path: Path) 
             late_replica = replica_of(late)
             late.refresh()
             late_replica.clock.observe(10_000_000)
-            # As one who had not read the transaction, and whose clock is ahead all the same.
+            # As an agent that had not read the transaction, and whose clock is ahead all the same.
             log = late_replica.log
             assert log is not None
             log.finish(log.queue(Set("", 0, "", "x", msgspec.Raw(b'{"n":2}'))))
@@ -275,7 +275,7 @@ def test_equal_hashes_change_no_answer(tmp_path: Path, monkeypatch: pytest.Monke
         state = replica_of(store).state
         assert not state.guards(["new"])
         monkeypatch.setattr(shared_ids, "id_hash", lambda id: id_hash("020"))
-        state._shared_hashes = None  # so that everything goes by `may_have`
+        state._shared_hashes = None  # so that everything goes through `may_have`
         assert state.may_guard(Set("", 0, "", "021", msgspec.Raw(b"{}")))
         assert not state.guards(["021", "new"])
         assert state.guards(["021", "020"])
@@ -284,7 +284,7 @@ def test_equal_hashes_change_no_answer(tmp_path: Path, monkeypatch: pytest.Monke
 def test_while_others_transactions_come_in_nobody_takes_a_document_for_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The count of transactions is up by then, and the state has not got them yet."""
+    """At that moment the count of transactions is already up, and the state does not have them yet."""
     commit = Set("", 0, "", "x", msgspec.Raw(b"{}"))
     seen: list[int | None] = []
     with opslog.open(tmp_path, agent="a") as a, opslog.open(tmp_path, agent="b") as b:

@@ -1,4 +1,4 @@
-"""Runs: blocks, indexes, parts, size tiers, and reading them whole or block by block."""
+"""Runs: blocks, indexes, parts, size tiers, and reading runs whole or block by block."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def row(id: str, clock: int = 1, *, size: int = 0, dead: bool = False, folded: s
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks and parts of which a test has many."""
+    """Blocks and parts so small that a test has many."""
     monkeypatch.setattr(snapshot, "BLOCK_BYTES", 400)
     monkeypatch.setattr(snapshot, "PART_BYTES", 2000)
 
@@ -136,7 +136,7 @@ NOW, THEN, BEFORE = "2027-02-01T00:00:00.000000Z", "2027-01-25T00:00:00.000000Z"
 
 
 def test_tombstones_go_when_they_were_compacted_long_ago() -> None:
-    """`TS`, when they were written, is longer ago than all of these."""
+    """They were written at `TS`, longer ago than all of these."""
     set_, new = row("a"), row("b", dead=True)
     young, old, needed = (row(id, dead=True, folded=folded) for id, folded in (("c", NOW), ("d", BEFORE), ("e", THEN)))
     kept = list(Ages(NOW, THEN).of([set_, new, young, old, needed], {"e"}))
@@ -168,7 +168,7 @@ def test_tiers_grow_by_four() -> None:
 
 @pytest.mark.parametrize("size", [100, BLOCK_BYTES, 10 * BLOCK_BYTES])
 def test_each_record_is_rewritten_about_once_per_tier(size: int) -> None:
-    """Ten thousand compactions of equal tails: what is written grows with the logarithm of the store, and so does the
+    """Ten thousand compactions of equal tails: the total written grows with the logarithm of the store, and so does the
     number of runs."""
     compactions = 10_000
     runs: list[int] = []
@@ -181,7 +181,7 @@ def test_each_record_is_rewritten_about_once_per_tier(size: int) -> None:
         most = max(most, len(runs))
     assert sum(runs) == compactions * size
     tiers = tier(compactions * size) + 1
-    # A compaction reads and writes blocks, so up to one block on top is no cost of its own.
+    # A compaction reads and writes whole blocks. So up to one block more is no extra cost.
     assert written <= compactions * ((tiers + 1) * size + BLOCK_BYTES)
     assert most <= 3 * tiers
     assert math.log(compactions, 4) < tiers + 4
@@ -271,7 +271,7 @@ def test_the_newest_row_of_each_id_wins_a_merge(runs: list[dict[str, Any]]) -> N
 
 
 def test_rows_are_left_alone_by_the_garbage_collector() -> None:
-    """It would go through all of those that a compaction holds, all that a tail brings, while no thread runs."""
+    """It would traverse all rows that a compaction holds, everything that a tail brings, while no thread runs."""
     rows = tuple(row(str(number)) for number in range(10))
     gc.collect()
     assert not any(map(gc.is_tracked, (rows, *rows)))

@@ -1,9 +1,9 @@
-"""Random histories of whole stores against a plain model: several agents with stale views, compactions computed early
-and published late, garbage collection, seals, restarts.
+"""Random histories of whole stores, compared with a plain model: several agents with stale views, compactions computed
+early and published late, garbage collection, seals, restarts.
 
-The model is the list of all commits that were acknowledged, and `opslog.merge.merge.reference` over it. What must hold
-is what the format promises: every fresh, refreshed and long-lived view equals the reference; an undo takes back exactly
-the agent's newest commit that is within the window; clocks only grow; nothing needed is ever collected.
+The model is the list of all commits that were acknowledged, and `opslog.merge.merge.reference` over it. The promises of
+the format must hold: every fresh, refreshed and long-lived view equals the reference; an undo takes back exactly the
+agent's newest commit within the window; clocks only grow; nothing needed is ever collected.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Agents(RuleBasedStateMachine):
         return opslog.open(self.url, agent=name, **self.options, **more)
 
     def note_commits(self, name: str, count: int) -> list[Commit]:
-        """Read what an agent has just written from its log, or from the shared one, apart from the store, into the
-        model."""
+        """Read into the model what an agent has just written. It comes from the agent's log or the shared one, without
+        the store."""
         written = self.note_log(name) if list_log(self.backend, name) else []
         if list_log(self.backend, TRANSACTIONS):
             shared = self.note_log(TRANSACTIONS)
@@ -181,7 +181,7 @@ class Agents(RuleBasedStateMachine):
             assert commit.target == expected
 
     def newest_undoable(self, name: str) -> int | None:
-        """The model's own answer, from the whole log: the window counts commits, undos included, back to the last
+        """The model's own answer, from the whole log: the window counts commits, including undos, back to the last
         seal."""
         log = [commit for commit in self.everything if commit.agent == name]
         cancelled = {commit.target for commit in log if isinstance(commit, Undo)}
@@ -204,7 +204,7 @@ class Agents(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 1), by=st.sampled_from([*NAMES, 0, 1]), limit=st.sampled_from([None, None, 1, 3]))
     def consume(self, number: int, by: str | int, limit: int | None) -> None:
-        """Consumers follow the store by whichever agent or reader there is."""
+        """Consumers follow the store through any agent or reader that is open."""
         store = self.agents[by] if isinstance(by, str) else self.readers[by]
         consumer = self.consumers[number]
         resets = consumer.resets
@@ -234,14 +234,14 @@ class Agents(RuleBasedStateMachine):
 
     @rule(target=plans, full=st.booleans())
     def begin_compaction(self, full: bool) -> compaction._Plan:
-        """Computed now, from what is there now; published later, or never."""
+        """It is computed from the current state, and published later or never."""
         tail = survey(ManifestStore(self.backend), partial(Tail.read, self.backend))
         manifest = tail.manifest
         return compaction._Plan(self.backend, manifest, tail.input(self.backend, (), None), manifest.settings, full)
 
     @rule(plan=plans)
     def publish(self, plan: compaction._Plan) -> None:
-        # A paused compaction either publishes the number it aimed at, or finds that others did.
+        # A paused compaction either publishes the number it aimed at, or finds that others have.
         newest = ManifestStore(self.backend).newest_number()
         try:
             plan.carry_out(self.world.environment)
@@ -254,7 +254,7 @@ class Agents(RuleBasedStateMachine):
 
     @rule(name=AGENTS)
     def close_and_idle(self, name: str) -> None:
-        """Long enough for the undo window to be sealed; then a compaction by somebody else."""
+        """Idle long enough for the undo window to be sealed. Then somebody else compacts."""
         self.agents[name].close()
         self.world.sleep(60.0)
         other = next(store for other, store in self.agents.items() if other != name)
@@ -269,7 +269,7 @@ class Agents(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         for store in getattr(self, "agents", {}).values():
-            ids = list(store)  # may load again, and then there are more than before
+            ids = list(store)  # this may load again, and then there are more than before
             assert len(store) == len(ids)
 
     def teardown(self) -> None:
@@ -289,19 +289,19 @@ class Agents(RuleBasedStateMachine):
 
 
 class AgentsOnObjects(Agents):
-    """Likewise where each append is a segment of its own."""
+    """The same where each append is a segment of its own."""
 
     scheme = "bucket"
 
 
 class AgentsWithLargeSnapshots(AgentsOnObjects):
-    """Likewise where runs stay on storage, and cannot be mapped."""
+    """The same with runs that stay on storage, and cannot be mapped."""
 
     loaded_bytes = 0
 
 
 class AgentsAndSessions(Agents):
-    """Where only A has a log of its own: B and C write transactions alone, so all that they touch is guarded."""
+    """Only A has a log of its own. B and C write only transactions, so everything that they touch is guarded."""
 
     def open(self, name: str, **more: Any) -> opslog.Store[Any]:
         log: Log = "own" if name == "A" else "shared"
@@ -326,7 +326,8 @@ class AgentsAndSessions(Agents):
             assert (commit.agent, commit.target) == (target.agent, target.clock)
 
     def target(self, name: str) -> Commit | None:
-        """The newest commit of an agent in both logs, if an undo reaches it: it takes back no older one instead."""
+        """The newest commit of an agent in both logs, if an undo reaches it. If it does not, the undo takes back no
+        older one instead."""
         newest: Commit | None = None
         is_reached = False
         for agent in (name, TRANSACTIONS):
@@ -343,13 +344,13 @@ class AgentsAndSessions(Agents):
 
 
 class AgentsAndSessionsOnObjects(AgentsAndSessions):
-    """Likewise where each append is a segment of its own."""
+    """The same where each append is a segment of its own."""
 
     scheme = "bucket"
 
 
 class AgentsElsewhere(Agents):
-    """Likewise through a server, and a network that loses, repeats and delays."""
+    """The same through a server, and a network that loses, repeats and delays requests."""
 
     scheme = "served+lossy"
     # A remote compaction that seals a log ends its agent's session: it has to open the store again (docs/http.md).
@@ -362,7 +363,7 @@ class AgentsAndSessionsElsewhere(AgentsAndSessions):
 
 
 def for_examples(machine: type[Agents], examples: int) -> type:
-    """Of this many histories. A class of its own, since its settings are its own."""
+    """The machine's tests with this many histories. Each is a class of its own, because settings belong to a class."""
     own: type[Agents] = type(machine.__name__, (machine,), {})
     own.TestCase.settings = settings(
         max_examples=examples,

@@ -1,4 +1,5 @@
-"""A survey of a store: the newest manifest, cursors, the listing, accepted if the manifest is still the newest."""
+"""A survey of a store: the newest manifest, cursors, the listing. It is accepted if the manifest is still the
+newest."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SETTINGS = opslog.Settings(undo_window=0, grace_seconds=0)
 
 @pytest.fixture(params=["memory", "bucket"])
 def url(request: pytest.FixtureRequest) -> str:
-    """A store whose segments grow, and one where each append is a segment."""
+    """Two kinds: segments grow, or each append is a segment."""
     return f"{request.param}://survey-{next(_numbers)}"
 
 
@@ -91,8 +92,8 @@ MANIFEST = Manifest(number=2, created="", cut={"a": Cut(3, 10, 5)})
     ("cursor", "moved"),
     [
         (None, Cursor.at("a", Cut(3, 10, 5))),
-        (Cursor("a", 1, 70, 4, 9), Cursor.at("a", Cut(3, 10, 5))),  # what lies between is compacted
-        (Cursor("a", 2, 50, 5, 9), Cursor("a", 3, 10, 5, 9, 3)),  # nothing lies between
+        (Cursor("a", 1, 70, 4, 9), Cursor.at("a", Cut(3, 10, 5))),  # the commits in between are compacted
+        (Cursor("a", 2, 50, 5, 9), Cursor("a", 3, 10, 5, 9, 3)),  # there are none in between
         (Cursor("a", 3, 90, 6, 9), Cursor("a", 3, 90, 6, 9)),  # farther on
     ],
 )

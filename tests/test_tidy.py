@@ -83,9 +83,9 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 def test_tests_mirror_the_folders() -> None:
-    """A test is in the folder named like the one it tests; what concerns the whole is directly in tests/, in
-    tests/store/ where it holds an open store, from outside, to what it promises, or in the folder of a kind of
-    test: simulation, power cuts, fuzzing, transactions of processes."""
+    """A test is in the folder named like the one it tests. Tests of the whole are directly in tests/. Tests that check
+    the promises of an open store from outside are in tests/store/. Each further kind of test has a folder: simulation,
+    power cuts, fuzzing, transactions of processes."""
     tested = {path.name for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.is_dir()}
     folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
     kinds = {"store", "simulation", "fuzz", "interrupts", "powercut", "benchmarks", "docs", "transactions"}
@@ -122,14 +122,14 @@ def test_core_knows_no_concrete_backend() -> None:
     modules = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "backends").rglob("[a-z]*.py")]
     concrete = {f"opslog.{'.'.join(module.parts)}" for module in modules} - {
         "opslog.backends.contract",
-        "opslog.backends.forking",  # what all of them, and the store, know of forks
-        "opslog.backends.places",  # where URLs lead, of whatever kind
+        "opslog.backends.forking",  # what all of them, and the store, know about forks
+        "opslog.backends.places",  # the places of URLs, of any kind
         "opslog.backends.registry",
     }
     known = {
         path.relative_to(ROOT).as_posix(): found
         for path in (ROOT / "opslog").rglob("*.py")
-        if path.parent.name != "testing"  # it simulates two of them, and runs them on what it simulates
+        if path.parent.name != "testing"  # it simulates two of them, and runs them on the simulation
         and (found := imports(path) & concrete)
     }
     assert not known, f"go through the contract and the registry of URL schemes: {known}"
@@ -150,8 +150,8 @@ def pattern_of(words: Iterable[str]) -> str:
 
 
 def uses(retired: Iterable[str], text: str, used: Iterable[str] = ()) -> list[tuple[int, str]]:
-    """The line and form of every use: also as a part of a name (`_late_seals`), and across the end of a line. Where a
-    word in use begins with a retired one (look up: look), it is none."""
+    """The line and form of every use, also as a part of a name (`_late_seals`), and across the end of a line. A word in
+    use that begins with a retired one (look up: look) does not count."""
     found = re.finditer(rf"(?i)(?<![a-z])(?!(?:{pattern_of(used)})(?![a-z]))(?:{pattern_of(retired)})s?(?![a-z])", text)
     return [(text.count("\n", 0, use.start()) + 1, " ".join(use[0].split())) for use in found]
 
@@ -259,7 +259,7 @@ NOT_FOR_READING = {
 
 
 def loaded_by(code: str, *arguments: str) -> set[str]:
-    """The modules that a program loads, beside those that Python starts with."""
+    """The modules that a program loads, besides those with which Python starts."""
     printing = "print(json.dumps(sorted(set(sys.modules) - old)))"
     code = f"import atexit, json, sys; old = set(sys.modules); atexit.register(lambda: {printing}); {code}"
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
@@ -267,16 +267,16 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
 
 
 def test_import_is_light() -> None:
-    """`import opslog` loads these packages of others and no more: the rest is for those who use it."""
+    """`import opslog` loads these foreign packages and no more. Only those who use the rest load it."""
     loaded = loaded_by("import opslog")
-    optional = {"typing_extensions"}  # msgspec takes it where it happens to be installed
+    optional = {"typing_extensions"}  # msgspec uses it if it happens to be installed
     third_party = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - optional - {"opslog"}
     assert third_party == {"msgspec", "orjson"}, "import what only some users need inside the function that needs it"
     assert not loaded & (SLOW_TO_IMPORT | NOT_FOR_READING), "likewise: these take time, and few programs use them"
 
 
 def test_late_imports_exist() -> None:
-    """Also what `import opslog` does not load is a name of the page, once it is asked for."""
+    """Names that `import opslog` does not load exist on the page as soon as somebody uses them."""
     for name in opslog.__all__:
         assert getattr(opslog, name) is getattr(opslog, name)
         assert name in dir(opslog)
@@ -308,8 +308,8 @@ TAG = r":(?:raises|ivar|param|returns)\b[^:\n]*:"
 
 
 def test_docstrings_can_be_read_by_a_tool() -> None:
-    """Each tag begins a line, names one thing and says something; what is said of a name is in a comment above it or in
-    the docstring, and not in a string that nothing uses."""
+    """Each tag begins a line, names one thing and says something. A comment above a name, or the docstring, describes
+    the name; a string that nothing uses does not."""
     found = []
     for folder in SOURCES:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -333,7 +333,7 @@ def test_docstrings_can_be_read_by_a_tool() -> None:
 
 
 def test_tests_that_are_named_exist() -> None:
-    """Where code or a document says which test shows something, there is one of that name."""
+    """If code or a document names a test, a test of that name exists."""
     there = set[str]()
     for path in (ROOT / "tests").rglob("*.py"):
         there.add(path.stem)

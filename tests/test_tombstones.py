@@ -33,7 +33,7 @@ def url() -> str:
 
 @pytest.fixture
 def seconds(url: str) -> Iterator[list[float]]:
-    """The storage's clock, in seconds since 1970, set by hand. To be asked for before `backend`."""
+    """The storage's clock, in seconds since 1970, set by hand. Request it before `backend`."""
     now = [1_800_000_000.0]
     first = open_backend(url, now=lambda: now[0])
     yield now
@@ -55,7 +55,7 @@ def store_ids(url: str) -> list[str]:
 
 
 def snapshot_of(backend: Backend) -> dict[str, Record]:
-    """What the live snapshot says, newest run first."""
+    """The content of the live snapshot, newest run first."""
     found: dict[str, Record] = {}
     for run in ManifestStore(backend).newest().runs:
         for row in BlockRun(backend, run).rows():
@@ -86,7 +86,7 @@ def test_a_tombstone_hides_until_the_oldest_run_takes_part(url: str, seconds: li
 
 
 def test_a_young_tombstone_survives_a_full_compaction(url: str, backend: Backend) -> None:
-    """Somebody may still come with a set from before the delete."""
+    """A set from before the delete may still come."""
     with open_store(url, undo_window=0) as store, open_store(url, "late") as late:
         fill(store, 10)
         del store["0001"]
@@ -131,7 +131,7 @@ TIMES = {
 def test_tombstones_age_from_when_they_were_compacted(
     url: str, seconds: list[float], backend: Backend, ahead: float
 ) -> None:
-    """By the storage's clock, whatever their writer's clock says, and those of the compactions."""
+    """By the storage's clock, whatever the clocks of their writer and of the compactions say."""
     elsewhere = Environment(time=lambda: seconds[0] + ahead)
     with (
         open_store(url, undo_window=0) as store,
@@ -144,7 +144,7 @@ def test_tombstones_age_from_when_they_were_compacted(
         for environment in (elsewhere, REAL):
             compact(backend, environment, full=True)
             assert isinstance(snapshot_of(backend)["0001"], Delete)
-        late["0001"] = {"from": "before"}  # it has not seen the delete
+        late["0001"] = {"from": "before"}  # it has not read the delete
         store.refresh()
         assert "0001" not in store
         assert "0001" not in store_ids(url)
@@ -177,7 +177,7 @@ def test_a_tombstone_ages_though_it_is_merged_again_and_again(url: str, seconds:
 def test_a_tombstone_of_an_older_program_ages_from_when_it_is_merged_first(
     url: str, seconds: list[float], backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its `ts`: when it was compacted is not known, and never later than now."""
+    """Whatever its `ts`: it is unknown when it was compacted, but not later than now."""
     stamped = Row.stamped
     elsewhere = Environment(time=lambda: 1_500_000_000.0)
     with opslog.open(
@@ -222,7 +222,7 @@ def test_without_a_ttl_a_full_compaction_drops_all_tombstones(url: str, backend:
 
 
 def test_commits_buffered_for_most_of_the_ttl_are_not_written(url: str, backend: Backend) -> None:
-    """The tombstone that would hide it may be gone."""
+    """The tombstone that would hide such a commit may be gone."""
     now = [1000.0]
     environment = Environment(time=lambda: 1_800_000_000.0 + now[0], monotonic=lambda: now[0])
     settings = opslog.Settings(undo_window=0, tombstone_ttl_seconds=100)
@@ -231,7 +231,7 @@ def test_commits_buffered_for_most_of_the_ttl_are_not_written(url: str, backend:
     )
     late["doomed"] = {}
     late.flush()
-    now[0] += 45  # not too old a view to write with
+    now[0] += 45  # the view is not too old to write with
     late["doomed"] = {"again": True}
     with opslog.open(url, agent="other", environment=environment) as other:
         other["more"] = {}

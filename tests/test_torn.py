@@ -1,4 +1,4 @@
-"""Zeros that a power cut leaves in a log: a torn tail where nothing was acknowledged, damage where something was."""
+"""Zeros that a power cut leaves in a log: a torn tail if nothing there was acknowledged, damage if something was."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from opslog.verify.verify import verify
 
 
 def line(clock: int) -> bytes:
-    text = '{"ts":"no","clock":7,"agent":"a","op":"seal"}'  # like a line of its own, and none
+    text = '{"ts":"no","clock":7,"agent":"a","op":"seal"}'  # like a line of its own, but not one
     data = msgspec.json.encode({"n": clock, "text": text})
     return encode_commit(Set("2026-11-24T12:00:00.000000Z", clock, "a", f"id-{clock}", msgspec.Raw(data)))
 
@@ -126,7 +126,7 @@ def test_verify_distinguishes_them(backend: Backend) -> None:
 def test_a_line_that_zeros_left_whole_is_seen_right_behind_them(
     backend: Backend, read: Callable[[Backend, Cursor], list[int]]
 ) -> None:
-    """Zeros that begin and end with a line make one line of it and the next."""
+    """Zeros that begin and end with a line join it with the next line."""
     put(backend, 1, line(1) + bytes(len(line(2))) + line(3))
     with pytest.raises(CorruptError) as caught:
         read(backend, Cursor("a"))
@@ -136,7 +136,7 @@ def test_a_line_that_zeros_left_whole_is_seen_right_behind_them(
 
 
 def test_commits_that_share_an_append_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the first of each append, or one that is alone, does not."""
+    """The first commit of each append, or a single one, does not say so."""
     with opslog.open(tmp_path, agent="a", durability="buffered", buffer_seconds=1e6) as store:
         for group in (1, 3, 2):
             for number in range(group):

@@ -1,6 +1,6 @@
-"""Transactions whose group is interrupted, half refused or cut off from the storage.
+"""Transactions whose group is interrupted, half refused, or cut off from the storage.
 
-Groups are made by `submit`, so that who is in which one does not depend on threads.
+`submit` makes the groups, so that their members do not depend on threads.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def test_an_interrupt_before_what_was_appended_is_in_memory_does_not_hide_it(
 def test_the_first_transaction_that_was_appended_and_is_not_in_memory_guards_what_it_wrote(
     url: str, undoes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plain write and an undo that come after it know of it."""
+    """A plain write and an undo that come after it find this out."""
     with open_writer(url, "a") as store:
         store["before"] = {}
         first = deciding_of(store).submit(partial(transaction.create, "x", {"by": "transaction"}))
@@ -215,7 +215,7 @@ def test_a_plain_write_after_the_half_of_a_group_that_is_in_the_log_wins(
 def test_a_plain_write_does_not_outrank_a_transaction_whose_reading_was_interrupted(
     url: str, loads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock was ahead of it already."""
+    """The clock was already ahead of it."""
     with open_writer(url, "a", settings=opslog.Settings(undo_window=0)) as a, open_writer(url, "b") as b:
         b.create("x", {"by": "b"})
         replica = replica_of(a)
@@ -226,7 +226,7 @@ def test_a_plain_write_does_not_outrank_a_transaction_whose_reading_was_interrup
             raise KeyboardInterrupt
 
         if loads:
-            b.compact()  # what was not read here
+            b.compact()  # this store has not read it
         with monkeypatch.context() as patch:
             patch.setattr(replica.clock, "observe", interrupted)
             with pytest.raises(KeyboardInterrupt):
@@ -325,7 +325,7 @@ def test_an_unknown_outcome_stays_unknown_where_nothing_can_be_read_either(
 
 @pytest.mark.parametrize("where", ["the log", "the records"])
 def test_an_unknown_outcome_is_known_by_the_nonce_in(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the log where others have overwritten all that it wrote; in the records where it lies before the cut."""
+    """By the log, if others have overwritten everything that it wrote; by the records, if it is before the cut."""
     settings = opslog.Settings(undo_window=0) if where == "the records" else None
     url = f"bucket://faults-{next(_numbers)}"
     with open_writer(url, "a", settings=settings) as store, open_writer(url, "b") as b:
@@ -406,8 +406,8 @@ def test_what_a_query_in_a_block_has_read_is_durable_before_its_end(
 def test_what_a_decision_rests_on_that_is_kept_after_a_lost_race_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The query counts what it counted before because of the last line of "c". That is read while the group is decided
-    for the second time, which does not come to its append: the other transaction has to queue first."""
+    """The query counts the same as before because of the last line of "c". That line is read when the group is decided
+    for the second time. The group does not reach its append, because the other transaction has to queue first."""
     url = str(tmp_path / "store")
     with open_writer(url, "a") as store, open_writer(url, "b") as b, open_writer(url, "c") as c:
         b.create("n", {"n": 0})
@@ -435,7 +435,7 @@ def test_a_store_that_can_have_lost_its_name_decides_nothing(tmp_path: Path) -> 
     with open_writer(url, "a") as store:
         shutil.rmtree(tmp_path / "store" / "locks")  # before it has a segment, whose lock would keep others out
         with open_writer(url, "a") as rival:
-            rival["x"] = {"n": 2}  # which no refresh of the first one reads: it is in its own log
+            rival["x"] = {"n": 2}  # no refresh of the first one reads this: it is in its own log
             with pytest.raises(AgentFencedError, match="lock file"):
                 store.modify("x", lambda document: document)
             with pytest.raises(AgentFencedError, match="lock file"):
@@ -469,7 +469,8 @@ def test_a_store_whose_own_commit_has_an_unknown_outcome_decides_nothing(
 def test_an_undo_by_which_something_else_was_read_is_durable_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, is_loaded: bool
 ) -> None:
-    """Without its line, which another process has written and maybe not yet synced, there would be another document."""
+    """Without that line there would be another document. Another process has written the line, and may not have synced
+    it yet."""
     url = str(tmp_path / "store")
 
     def undo() -> None:
@@ -509,7 +510,7 @@ def test_an_undo_by_which_something_else_was_read_is_durable_first(
 def test_buffered_commits_are_durable_before_a_transaction_that_read_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str, is_written: bool
 ) -> None:
-    """It comes after the transaction has flushed the store's queue, and before it reads."""
+    """The transaction flushes the store's queue before it reads."""
     url = str(tmp_path / "store") if storage == "directory" else f"bucket://buffered-{next(_numbers)}"
     store = open_writer(url, "a", durability="buffered", buffer_seconds=3600)
     replica = replica_of(store)

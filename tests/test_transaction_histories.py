@@ -1,5 +1,5 @@
-"""Random histories with transactions, as in `tests/test_state_machine.py`: each sees all that was acknowledged before
-it, whichever agent wrote it, and decides as the model does."""
+"""Random histories with transactions, as in `tests/test_state_machine.py`: each transaction sees everything
+acknowledged before it, of any agent, and decides as the model does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class AgentsWithTransactions(Agents):
 
     @invariant()
     def everybody_knows_what_is_guarded(self) -> None:
-        """As the record says, though most documents are not looked up; and without a lookup none is missed."""
+        """The store answers like the record, although it looks up few documents. It misses no guarded one without a
+        lookup."""
         for store in getattr(self, "agents", {}).values():
             replica = replica_of(store)
             for id in ("x", "y", "z", "never"):
@@ -45,7 +46,7 @@ class AgentsWithTransactions(Agents):
                 assert self.note_log(name) == []
 
     def current(self, id: str) -> opslog.Set | None:
-        """What counts for a document, by the model."""
+        """The current record of a document, by the model."""
         record = reference(self.everything).get(id)
         return record if isinstance(record, opslog.Set) else None
 
@@ -80,7 +81,7 @@ class AgentsWithTransactions(Agents):
 
     @rule(name=AGENTS, id=IDS)
     def set_if_stamp(self, name: str, id: str) -> None:
-        """By the stamp that the agent knows, which may be an old one."""
+        """With the stamp that the agent knows, which may be an old one."""
         store = self.agents[name]
         known = store.record(id)
         stamp = None if known is None else str(known.stamp)
@@ -142,7 +143,8 @@ class AgentsWithTransactions(Agents):
             assert commit.target == max(own, newest)
 
     def newest_in_shared_log(self, name: str) -> tuple[Commit | None, int]:
-        """The newest commit there that the agent may undo; the clock of its newest one that is out of reach."""
+        """The newest commit there that the agent may undo, and the clock of the agent's newest commit that is out of
+        reach."""
         log = [commit for commit in self.everything if commit.agent == TRANSACTIONS]
         cancelled = {commit.target for commit in log if isinstance(commit, Undo)}
         found, is_in_reach, passed = None, True, 0
@@ -156,13 +158,13 @@ class AgentsWithTransactions(Agents):
 
 
 class AgentsWithTransactionsOnObjects(AgentsWithTransactions):
-    """Likewise where each append is a segment of its own."""
+    """The same where each append is a segment of its own."""
 
     scheme = "bucket"
 
 
 class AgentsWithTransactionsAndLargeSnapshots(AgentsWithTransactionsOnObjects):
-    """Likewise where runs stay on storage, and some parts do not list which of their documents may be guarded."""
+    """The same with runs that stay on storage. Some parts do not list which of their documents may be guarded."""
 
     loaded_bytes = 0
 

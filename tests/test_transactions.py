@@ -1,6 +1,6 @@
-"""Transactions: what they see, what they rest on, and what becomes of plain writes beside them.
+"""Transactions: what they see, what they depend on, and what happens to plain writes beside them.
 
-Races are made, not waited for: a function that decides calls another store, which then comes first.
+The tests make races instead of waiting for them: a deciding function calls another store, which then comes first.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_one_of_all_who_create_a_document_succeeds(url: str) -> None:
         assert failed.value.id == "task"
         assert failed.value.record.author == "a"
         assert failed.value.record.document == {"by": "a"}
-        assert b["task"] == {"by": "a"}  # it has been read by then
+        assert b["task"] == {"by": "a"}  # it has read that by then
         a.delete("task")
         b.create("task", {"by": "b"})
         assert [commit.author for commit in shared(a)] == ["a", "a", "b"]
@@ -99,7 +99,7 @@ def test_modify_gets_the_document_and_gives_the_new_one(url: str) -> None:
         assert a.modify("n", lambda document: None) is None
         assert "n" not in a
         assert b.modify("n", lambda document: document) is None
-        assert b.modify("none", lambda document: document) is None  # neither there before nor after
+        assert b.modify("none", lambda document: document) is None  # it is absent before and after
         assert len(shared(a)) == 3
 
 
@@ -250,7 +250,7 @@ def test_plain_writes_of_a_guarded_document_go_through_the_shared_log(url: str) 
         b["x"] = {"n": 1}
         with b.batch():
             b["x"], b["plain"] = {"n": 2}, {"n": 2}
-        b["plain"] = {"n": 3}  # it came there with the batch
+        b["plain"] = {"n": 3}  # this came with the batch
         del b["x"]
         assert [(commit.by, commit.op) for commit in shared(b)] == [
             ("a", "set"),
@@ -261,7 +261,7 @@ def test_plain_writes_of_a_guarded_document_go_through_the_shared_log(url: str) 
         ]
         b["other"] = {}
         assert b.record("other").agent == "b"  # type: ignore[union-attr]
-        a["x"] = {"n": 4}  # the tombstone guards it, too, for those who have read it; this one has not
+        a["x"] = {"n": 4}  # the tombstone also guards it for agents that have read it; this one has not
         assert a.record("x").agent == TRANSACTIONS  # type: ignore[union-attr]
 
 
@@ -304,7 +304,7 @@ def test_a_transaction_that_comes_in_while_a_plain_set_is_stamped_guards_it(
 def test_a_transaction_of_the_same_store_that_comes_in_before_a_plain_set_is_queued_guards_it(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is guarded was asked while the transaction was being appended."""
+    """The check whether it is guarded came while the transaction was being appended."""
     with open_writer(url, "a") as a:
         replica = replica_of(a)
         log, append_at = replica.log, replica.backend.append_at
@@ -325,7 +325,7 @@ def test_a_transaction_of_the_same_store_that_comes_in_before_a_plain_set_is_que
 def test_a_plain_write_of_the_same_store_that_was_made_without_a_transaction_loses(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one of another process does: it comes from another thread, while the transaction is being appended."""
+    """Like one of another process: it comes from another thread, while the transaction is being appended."""
     with open_writer(url, "a") as a:
         backend = replica_of(a).backend
         append_at = backend.append_at

@@ -84,7 +84,7 @@ def test_records_in_a_snapshot_keep_author_and_nonce_in_every_compaction(url: st
         assert (tombstone.by, bool(tombstone.folded)) == ("b", True)
         b.refresh()
         before = b.stats().clock
-        b["gone"] = {"n": 6}  # guarded by its tombstone
+        b["gone"] = {"n": 6}  # its tombstone guards it
         record = b.record("gone")
         assert record is not None
         assert (record.agent, record.by, record.clock >= before + 1000) == ("transactions", "b", True)
@@ -150,7 +150,7 @@ def test_a_compaction_does_not_seal_while_somebody_appends(tmp_path: Path) -> No
 def test_an_append_waits_for_a_seal_and_decides_again_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name is taken for the seal; meanwhile another thread begins its transaction."""
+    """The seal takes the name. Meanwhile another thread begins its transaction."""
     done: list[object] = []
     threads: list[threading.Thread] = []
     append = session.WriterSession.append
@@ -198,7 +198,7 @@ def test_collected_segments_of_the_shared_log_are_not_missed(url: str) -> None:
 
 
 def test_no_view_of_the_past_cuts_between_transactions_in_the_wrong_order(url: str) -> None:
-    """Agents whose clocks are wrong by months move amounts between accounts: at every clock, and at every time, the
+    """Agents whose clocks are wrong by months move amounts between accounts. At every clock and at every time, the
     total is the same."""
     dice = random.Random(1)
     settings = opslog.Settings(undo_window=2, keep_history_seconds=None)
@@ -315,7 +315,7 @@ def test_replayed_stores_and_lines_keep_authors(tmp_path: Path) -> None:
 
 
 def write_past_the_window(url: str, **options: Any) -> None:
-    """A plain commit of "a", a transaction of "a", and so many others that this is compacted."""
+    """A plain commit of "a", a transaction of "a", and so many other commits that this is compacted."""
     with opslog.open(url, agent="a", settings=opslog.Settings(undo_window=2, **options), compact_after=None) as a:
         a["older"] = {}
         a.create("x", {"n": 1})

@@ -1,4 +1,5 @@
-"""The tutorial, followed by a script: what it says to save is saved, its commands are typed in one shell, in order."""
+"""A script follows the tutorial: it saves what the tutorial says to save, and types its commands in one shell, in
+order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`opslog verify` finds every kind of damage, with file and byte offset; calls normal what is normal; and repairs only
-what loses nothing."""
+"""`opslog verify` finds every kind of damage, with file and byte offset. It accepts what is normal, and its repairs
+lose nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR = 3600
 
 
 def build(url: str) -> None:
-    """A store with something of everything."""
+    """A store with everything in it."""
     settings = opslog.Settings(undo_window=4)
     with opslog.open(url, agent="a", settings=settings, compact_after=None) as a:
         for number in range(12):
@@ -76,12 +76,12 @@ def content(root: Path) -> dict[str, Any]:
 
 
 def first(root: Path, pattern: str) -> str:
-    """The path of the first file that fits, relative to the store."""
+    """The path of the first matching file, relative to the store."""
     return min(path.relative_to(root).as_posix() for path in root.glob(pattern))
 
 
 def found(report: Report, path: str) -> list[Problem]:
-    """The errors of one file; there must be some."""
+    """The errors of one file. There must be some."""
     errors = [problem for problem in report.problems if problem.severity == "error" and problem.path == path]
     assert errors, f"nothing was found in {path}: {report.problems}"
     assert not report.ok
@@ -302,7 +302,7 @@ def undo(clock: int, target: int) -> bytes:
         ([put(1), commit(2, "seal"), undo(3, 2)], "no commit of 'a' that may still be undone"),
         ([put(1), put(2), put(3), put(4), undo(5, 1)], None),
         ([put(1), put(2), put(3), put(4), put(5), undo(6, 1)], "no commit of 'a' that may still be undone"),
-        ([put(1), put(2), b"{", undo(9, 2)], "cannot be read"),  # and nothing is said of the undo
+        ([put(1), put(2), b"{", undo(9, 2)], "cannot be read"),  # and no error about the undo
     ],
 )
 def test_each_undo_cancels_something(tmp_path: Path, lines: list[bytes], wrong: str | None) -> None:
@@ -336,7 +336,7 @@ def test_a_torn_tail_is_normal(root: Path) -> None:
 
 
 def rewrite(root: Path, number: int, **changes: Any) -> None:
-    """A manifest with other content and a checksum that fits it."""
+    """Give a manifest another content, with a checksum that fits it."""
     import msgspec
 
     from opslog.format.manifest import decode_manifest, encode_manifest
@@ -374,7 +374,7 @@ def test_a_cut_inside_a_line_is_found(root: Path) -> None:
 
 
 def old(path: Path) -> None:
-    """As if it had been written two hours ago."""
+    """Make it as old as if it had been written two hours ago."""
     os.utime(path, (path.stat().st_mtime - 2 * HOUR,) * 2)
 
 
@@ -484,7 +484,7 @@ def test_repair_waits_for_no_compaction(root: Path) -> None:
 
 @pytest.fixture
 def busy(tmp_path: Path) -> Iterator[Path]:
-    """A store that two threads write to and a third compacts, with garbage collected at once."""
+    """A store that two threads write to and a third one compacts, with garbage collected at once."""
     root = tmp_path / "busy"
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -532,7 +532,7 @@ def test_no_false_alarm_beside_writers_and_compactions(busy: Path) -> None:
     backend: Backend = open_backend(str(busy))
     numbers: set[str] = set()
     checks = 0
-    while checks < 30 or len(numbers) < 2:  # so that compactions went on meanwhile
+    while checks < 30 or len(numbers) < 2:  # so that compactions happened meanwhile
         report = verify(backend)
         assert [str(problem) for problem in report.problems if problem.severity == "error"] == []
         numbers.add(files(busy)[0])
@@ -559,7 +559,7 @@ def test_a_document_that_decoders_could_read_differently_is_reported(tmp_path: P
 
 
 def test_a_line_with_a_field_twice_is_reported(tmp_path: Path) -> None:
-    """Readers take the last one, and cannot afford to check; another program may take the first."""
+    """Readers take the last one, and cannot afford to check. Another program may take the first one."""
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {"n": 1}
     log = tmp_path / segment_path("a", 1)
@@ -570,7 +570,7 @@ def test_a_line_with_a_field_twice_is_reported(tmp_path: Path) -> None:
 
 
 def test_of_many_missing_segments_some_are_named(tmp_path: Path) -> None:
-    """As many as a manifest says may be missing: memory and time shall not follow that number."""
+    """A manifest may say that very many are missing. Memory and time must not grow with that number."""
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {}
     backend = open_backend(tmp_path)
@@ -584,7 +584,7 @@ def test_of_many_missing_segments_some_are_named(tmp_path: Path) -> None:
 
 
 def test_two_commits_on_a_line_and_one_on_two_are_reported(tmp_path: Path) -> None:
-    """The decoder of many lines at once only counts them, so readers take these."""
+    """The decoder of many lines at once only counts lines, so readers accept these."""
     with opslog.open(tmp_path, agent="a") as store:
         for number in range(4):
             store["x"] = {"n": number}

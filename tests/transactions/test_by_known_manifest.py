@@ -1,4 +1,5 @@
-"""A transaction reads the logs by the manifest that was read last, while that is recent, and misses nothing by it."""
+"""A transaction reads the logs by the last manifest that was read, as long as that is recent, and misses nothing by
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from opslog.backends.local.fs import FsBackend
 from opslog.format.layout import MANIFESTS, log_prefix
 from opslog.store import replica_of
 
-# By the storage's clock it is over soon; that of the store under test goes on only when a test says so.
+# By the storage's clock it ends soon. The clock of the store under test moves only when a test says so.
 GRACE_SECONDS = 0.05
 
 
@@ -36,7 +37,7 @@ def store(tmp_path: Path, clock: list[float]) -> opslog.Store[dict[str, Any]]:
 
 
 def compact_and_collect(root: Path, id: str) -> None:
-    """An agent comes, writes and goes, and all of it is compacted, sealed and collected."""
+    """An agent comes, writes and goes. All its commits are compacted, sealed and collected."""
     with opslog.open(root, agent="b", compact_after=None) as b:
         b[id] = {"n": 40}
     with opslog.open(root, agent="c", compact_after=None) as compactor:
@@ -100,7 +101,7 @@ def test_a_process_that_is_paused_before_it_lists_the_logs_reads_the_newest_mani
 def test_what_a_load_found_is_known(
     store: opslog.Store[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or each transaction would find that memory rests on a run which the manifest does not have, and load again."""
+    """Otherwise each transaction would find that memory uses a run which the manifest does not have, and load again."""
     monkeypatch.setattr("opslog.snapshot.runs.LOADED_BYTES", 0)
     store.modify("x", counted)
     compact_and_collect(tmp_path, "y")

@@ -1,4 +1,4 @@
-"""The checker of transactions notices what must not be."""
+"""The checker of transactions finds every violation."""
 
 from __future__ import annotations
 

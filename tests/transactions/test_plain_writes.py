@@ -1,4 +1,4 @@
-"""What docs/library.md says of plain writes beside transactions, by agents that have not read any of those."""
+"""The rules of docs/library.md for plain writes beside transactions, by agents that have not read any transaction."""
 
 from __future__ import annotations
 

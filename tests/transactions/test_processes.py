@@ -1,6 +1,6 @@
-"""Real processes share out tasks, move money and count, while they are killed and stopped, replies get lost, a
-compaction with a short grace runs, and others write the same documents plainly. The outcomes that each process noted
-are held against the shared log by `tests.support.transactions_checker`."""
+"""Real processes share out tasks, move money and count. Meanwhile they are killed and paused, responses are lost, a
+compaction with a short grace period runs, and others write the same documents plainly.
+`tests.support.transactions_checker` checks the outcomes that each process recorded against the shared log."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SIZES = [SMALL, pytest.param((16, 1000, 500, 12, 4), id="large", marks=SLOW)]
 # A test's server answers some hundred requests a second, and each transaction takes three.
 SIZES_ON_SERVERS = [SMALL, pytest.param((16, 1000, 60, 12, 4), id="large", marks=SLOW)]
 
-# At so many points of the past the total is checked at most.
+# The most points of the past at which the total is checked.
 PAST_MAX = 300
 
 
 class Worker:
-    """A process of `programs.transact` that goes on where it was killed."""
+    """A process of `programs.transact` that continues where it was killed."""
 
     def __init__(self, url: str, agent: str, folder: Path, work: tuple[int, int], options: dict[str, Any]) -> None:
         self.agent = agent
@@ -67,7 +67,7 @@ class Worker:
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def go_on_when_late(self) -> bool:
-        """Let it go on if it was stopped for longer than the grace period; whether it still stops."""
+        """Let it continue if it was paused for longer than the grace period. Returns whether it is still paused."""
         if self._stopped_at and time.monotonic() > self._stopped_at + 1.5 * GRACE:
             os.kill(self.process.pid, signal.SIGCONT)
             self._stopped_at = 0.0
@@ -85,7 +85,7 @@ def found(url: str, tasks: int, options: dict[str, Any]) -> None:
 
 
 def money(store: opslog.Store[dict[str, Any]]) -> int:
-    """What all accounts have, in one view."""
+    """The total of all accounts, in one view."""
     balances = [document["balance"] for _, document in store.filter(lambda document: "balance" in document)]
     assert min(balances) >= 0
     return sum(balances)
@@ -100,11 +100,12 @@ def prove(
     *,
     restart: Callable[[], None] = lambda: None,
 ) -> list[Attempt]:
-    """Run it, and check everything; returns what was tried.
+    """Run the processes, and check everything. Returns what was tried.
 
     :param size: processes, tasks, other transactions of each, kills, stops.
-    :param options: for the processes; `others`: for those that read only.
-    :param restart: kills the server and starts it anew, where there is one; done with each kill of a process.
+    :param options: options for the processes.
+    :param others: options for those that only read.
+    :param restart: kills and restarts the server, if there is one. This happens with each kill of a process.
     """
     processes, tasks, more, kills, stops = size
     rng = random.Random(f"{size}")
@@ -155,7 +156,7 @@ def prove(
         assert None not in owners
         known = [commit.clock for commit in store.ops() if commit.clock >= history.founded]
     seen = 0
-    # Between two commits nothing changes: these are all points of the past that there are, in the small size.
+    # Between two commits nothing changes. With the small size these are all points of the past.
     for clock in known if len(known) <= PAST_MAX else {known[-1], *rng.sample(known, PAST_MAX)}:
         with suppress(HistoryGoneError), opslog.open(url, as_of=clock, **others) as past:
             assert money(past) == MONEY
@@ -204,7 +205,7 @@ def test_with_lost_replies(server: S3Server, tmp_path: Path, driver: str, size: 
         if request.method != "PUT" or "ops/" not in request.key or rng.random() > 0.1:
             return None
         lost.append(request)
-        # Carried out, or not, or when others have written since.
+        # It was carried out or not, also if others have written since.
         return rng.choice([Fault(0, done=True), Fault(503, done=True), Fault(0), Fault(0, late=3)])
 
     options = {**server.options(), "lease_seconds": 1.0}

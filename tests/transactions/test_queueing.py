@@ -1,4 +1,4 @@
-"""Processes that compete for the same documents take turns: nobody starves, and a stopped one holds nobody up."""
+"""Processes that compete for the same documents take turns: none starves, and a paused one holds nobody up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 
 def overtaken(url: str, store: opslog.Store[Document], options: dict[str, Any]) -> list[bool]:
-    """For each call of a function that another process overtakes the first time: whether it had a place in the
+    """For each call of a function that another process overtakes for the first time: whether it had a place in the
     queue."""
     placed: list[bool] = []
     backend = open_backend(url, **options)
@@ -66,7 +66,7 @@ def test_a_writer_stopped_in_the_queue_delays_nobody(tmp_path: Path) -> None:
     backend = open_backend(str(tmp_path))
     with opslog.open(tmp_path, agent="slower", environment=environment) as store:
         store.create("counter", {"number": 0})
-        with backend.lock(queueing.LOCK):  # as a process that was stopped has it
+        with backend.lock(queueing.LOCK):  # as a paused process holds it
             assert overtaken(str(tmp_path), store, {}) == [True, True]
     assert queueing.WAIT_SECONDS <= clock[0] < 2 * queueing.WAIT_SECONDS
     backend.close()
