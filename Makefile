@@ -46,7 +46,7 @@ test-all: $(KERNEL)  ## all tests but the slow ones: also long ones, as real S3 
 
 # What reads and writes lines and documents.
 WITHOUT_KERNEL := $(addprefix tests/,fuzz store/test_damage.py store/test_documents.py store/test_large_snapshots.py tables/test_layers.py \
-	test_commits.py test_log.py test_merge.py test_rules.py test_snapshot.py test_state_machine.py test_survey.py test_torn.py)
+	test_commits.py test_log.py test_merge.py test_snapshot.py test_stamps.py test_state_machine.py test_survey.py test_torn.py test_undo.py)
 
 .PHONY: test-python
 test-python: $(KERNEL)  ## the tests of what the kernel does, without the kernel: on the Python that it must equal

@@ -29,7 +29,7 @@ from opslog.format import checksum
 from opslog.format.checksum import crc32, decode_checked, encode_checked, sha256
 from opslog.format.layout import manifest_path, part_path
 from opslog.format.manifest import FORMAT, Cut, Manifest, Part, Run, Settings, decode_manifest, encode_manifest
-from opslog.snapshot.manifests import ManifestStore
+from opslog.snapshot.manifests import ManifestStore, first_retained
 
 _numbers = itertools.count()
 MANIFEST = Manifest(
@@ -305,3 +305,23 @@ def test_settings_are_those_of_the_creator() -> None:
             opslog.open(url, agent="b", settings=Settings(undo_window=9))
         opslog.open(url, agent="b").close()
         assert ManifestStore(open_backend(url)).newest().settings.undo_window == 3
+
+
+@pytest.mark.parametrize(
+    ("numbers", "oldest", "retained"),
+    [
+        ([], 1, []),
+        ([1], 1, [1]),
+        ([1, 2, 3], 1, [1, 2, 3]),
+        ([1, 2, 3], 2, [2, 3]),
+        ([1, 2, 3], 3, [3]),
+        ([1, 2, 3], 0, [1, 2, 3]),  # by an older program, which does not name the oldest
+        ([1, 4, 5], 1, [4, 5]),  # 1 came back after it was collected
+        ([3, 5], 1, [5]),
+        ([5], 9, [5]),  # always the newest one
+    ],
+)
+def test_manifests_are_retained_back_to_the_oldest_or_to_a_gap(
+    numbers: list[int], oldest: int, retained: list[int]
+) -> None:
+    assert numbers[first_retained(numbers, oldest) :] == retained
