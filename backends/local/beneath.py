@@ -1,13 +1,13 @@
-"""Links inside a store are not followed: whoever may write to its directory shall not make others read, overwrite or
-delete files elsewhere.
+"""Links inside a store are not followed. So a program that may write to the store's directory cannot make others read,
+overwrite or delete files elsewhere.
 
-The last component of a path is opened with O_NOFOLLOW, or not followed by the call itself (link, unlink, mkdir, rmdir).
-The directories above it, up to the root, are checked before each call. The root itself is held by a descriptor
-(`opslog.backends.local.tree`); its path may be a link: whoever opened the store chose it.
+The last component of a path is opened with O_NOFOLLOW, or the call itself does not follow it (link, unlink, mkdir,
+rmdir). The directories above it, up to the root, are checked before each call. The root itself is held by a descriptor
+(`opslog.backends.local.tree`). Its path may be a link, because the program that opened the store chose it.
 
-Roads not taken: to open each directory from the one above it (openat) and hold on to it would also withstand somebody
-who puts a link there in the moment between this check and the call; it takes an open and a close per directory and
-call, and paths that no longer say in a trace, or in an error, which file is meant. docs/security.md says what is left.
+Roads not taken: a chain of openat calls, each directory opened from the one above it, would also withstand an attacker
+who creates a link between this check and the call. It would take an open and a close for each directory and call, and
+the paths in traces and errors would no longer show which file is meant. docs/security.md says what risk is left.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import stat
 
 
 def check(path: str, root: int) -> None:
-    """Let a path below the directory open at `root` pass if no directory on the way to it is a link.
+    """Check that no directory on the way to a path is a link. The path is relative to the directory open at `root`.
 
-    :raises OSError: ELOOP, as the system says it of a link that it must not follow.
+    :raises OSError: ELOOP, as from the system for a link that it must not follow.
     """
     end = path.find("/")
     while end >= 0:
@@ -28,7 +28,7 @@ def check(path: str, root: int) -> None:
         try:
             mode = os.lstat(directory, dir_fd=root).st_mode
         except FileNotFoundError:
-            return  # and so nothing is below it
+            return  # so nothing is below it
         if stat.S_ISLNK(mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), directory)
         end = path.find("/", end + 1)

@@ -1,4 +1,4 @@
-"""The clock of the filesystem that a store is on: the time that a file gets when it is touched."""
+"""The clock of the store's filesystem: the time that a file gets when it is touched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def touch(tree: Tree) -> float:
     path, at = (
         tree.checked(f"{CLOCK}/")[:-1],
         tree.descriptor,
-    )  # with its slash: the file itself shall be no link either
+    )  # with the slash, so that the file itself is checked, too
     try:
         os.utime(path, dir_fd=at)
     except FileNotFoundError:

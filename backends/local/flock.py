@@ -1,8 +1,8 @@
 """Locks between processes: an flock on a file, in which its holder writes who it is.
 
-The kernel releases a lock when its holder dies. Lock files are never unlinked: whoever waits on the old file and
-whoever makes a new one would both hold "the" lock. The first line in them (pid, host, boot id) is for messages only. A
-second one may follow, a note from one holder to the next.
+The kernel releases a lock when its holder dies. Lock files are never unlinked: otherwise a process that waits on the
+old file and one that creates a new file would both hold "the" lock. The first line of the file (pid, host, boot id) is
+for messages only. A second line may follow: a note from one holder to the next.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opslog.errors import LockedError, WriteFailedError
 if TYPE_CHECKING:
     from portalocker import LockFlags
 
-# More than two lines have.
+# More than two lines take.
 _CONTENT_BYTES = 1024
 
 _UNKNOWN = "-"
@@ -45,12 +45,13 @@ def _locks() -> _Locks:
 
 
 def take(full: str, name: str, path: str | None = None, at: int | None = None) -> forking.Descriptor:
-    """Lock the file `full`, for the lock called `name`, and return what holds the lock.
+    """Lock the file `full`, for the lock called `name`. Returns the descriptor that holds the lock.
 
-    :param path, at: how to open it: a path and the directory that it is relative to. None: by `full`, which messages
-        have.
-    :raises LockedError: another open file, of this process or another one, has it.
-    :raises WriteFailedError: there are no locks on this filesystem.
+    :param full: the path of the file in messages.
+    :param path: the path with which to open it, if that is another one.
+    :param at: the directory that `path` is relative to.
+    :raises LockedError: another open file, of this process or another one, holds the lock.
+    :raises WriteFailedError: the filesystem has no locks.
     :raises OSError: the file cannot be opened.
     """
     held = forking.Descriptor()
@@ -59,14 +60,14 @@ def take(full: str, name: str, path: str | None = None, at: int | None = None) -
         held.open(path or full, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, at)
         take_again(held, full, name)
     except BaseException:
-        held.close()  # Ctrl-C, too: nobody would ever release it
+        held.close()  # also after Ctrl-C: otherwise nothing would ever release the lock
         raise
     return held
 
 
 def take_again(held: forking.Descriptor, full: str, name: str) -> None:
-    """Lock a file that `take` has opened; errors as of `take`. Whatever it raises, the caller closes the file, unless
-    it is LockedError."""
+    """Lock a file that `take` has opened; errors as in `take`. After any error but LockedError the caller has to close
+    the file."""
     if not try_lock(held, full):
         holder = _read_holder(held.number)
         raise LockedError(f"{full} is locked by {holder}: try again when that process is done", name, holder)
@@ -74,9 +75,10 @@ def take_again(held: forking.Descriptor, full: str, name: str) -> None:
 
 
 def try_lock(held: forking.Descriptor, full: str) -> bool:
-    """Lock a file that is open, without writing into it; False where another open file has it locked.
+    """Lock an open file, without writing into it. Returns False if another open file holds the lock.
 
-    :raises WriteFailedError: there are no locks on this filesystem; the message calls the file `full`.
+    :param full: the path of the file in messages.
+    :raises WriteFailedError: the filesystem has no locks.
     """
     locks = _locks()
     try:
@@ -104,17 +106,18 @@ def unlock(held: forking.Descriptor) -> None:
 
 
 def release(held: forking.Descriptor) -> None:
-    """Give back what is locked, and close it. Idempotent."""
-    # Closing alone would not release it if a child made by native code still shares the open file.
+    """Release a lock and close its file. Idempotent."""
+    # Closing alone would not release the lock if a child made by native code still shares the open file.
     try:
-        with suppress(OSError):  # without such a child it does
+        with suppress(OSError):  # without such a child, closing releases it
             unlock(held)
     finally:
         held.close()
 
 
 def note(held: forking.Descriptor) -> str:
-    """What a former holder of this lock noted last, while this machine was running; empty where there is nothing."""
+    """The last note of an earlier holder of this lock. Empty if there is none, or if the machine was restarted
+    since."""
     with suppress(OSError):
         written = _content(held.number).partition(b"\n")[2]
         text, newline, _ = written.partition(b"\n")
@@ -125,7 +128,7 @@ def note(held: forking.Descriptor) -> str:
 
 
 def write_note(held: forking.Descriptor, text: str) -> None:
-    """Note something, in one line, for whoever holds this lock next. It may get lost."""
+    """Leave a note of one line for the next holder of this lock. It may get lost."""
     with suppress(OSError):
         _replace(held.number, _content(held.number), _this_process() + f"{text} {_boot_id()}\n".encode())
 
@@ -149,8 +152,8 @@ def _process_of(generation: int) -> bytes:
 
 
 def _write_holder(descriptor: int) -> None:
-    """Leaves the note of the holder before."""
-    # A full disk shall not keep anybody from the lock.
+    """Write this process into the lock file. The note of the last holder stays."""
+    # A full disk must not prevent locking.
     with suppress(OSError):
         found = _content(descriptor)
         _replace(descriptor, found, _this_process() + found.partition(b"\n")[2])
@@ -161,7 +164,7 @@ def _content(descriptor: int) -> bytes:
 
 
 def _replace(descriptor: int, found: bytes, content: bytes) -> None:
-    """Truncated last, so that it is never seen empty."""
+    """Replace the content of a lock file. It is truncated last, so nobody sees it empty."""
     if content != found:
         os.pwrite(descriptor, content, 0)
         if len(content) < len(found):

@@ -2,27 +2,29 @@
 
 What this file guarantees:
 
-- A file made by `create` appears whole, under its name, exactly once, and survives a power cut once `create` has
-  returned: it is written and fsynced under a temporary name, linked to its own (which fails if that exists), and the
-  directory is fsynced. The loser of a race fsyncs the directory too, so that it never acts on a winner that a power cut
-  could still undo.
-- A directory is used only after its entry in its parent was fsynced by this process; another process may have made it
-  and not yet come to its fsync. Where `delete` may remove a directory that is empty, anybody can make it anew: its
-  entry is fsynced once there is a file in it, since from then on it stays.
-- A log has one writer: the appender holds an flock on its name's file, and on the newest segment, from open to close.
-  The kernel releases them when the process dies. `opslog.backends.local.fs_log` says what happens when `locks/` is
-  removed.
-- Every call works in the directory that was opened, and in no other one that stands at its path later; see
-  `opslog.backends.local.tree`. A write is acknowledged only if, after it was durable, the path still led to it.
+- A file made by `create` appears whole, under its name, exactly once, and survives a power cut after `create` has
+  returned. It is written and fsynced under a temporary name and linked to its own name, which fails if that name
+  exists. Then the directory is fsynced. The loser of a race fsyncs the directory, too. So it never acts on a winner
+  that a power cut could still undo.
+- A directory is used only after this process has fsynced its entry in its parent: another process may have made it and
+  not yet fsynced it. `delete` may remove some directories when they are empty, and another process may make them again.
+  The entry of such a directory is fsynced once there is a file in it, because from then on it stays.
+- A log has one writer. From open to close, the appender holds an flock on the lock file of its name and one on the
+  newest segment. The kernel releases them when the process dies. `opslog.backends.local.fs_log` says what happens when
+  somebody removes `locks/`.
+- Every call works in the directory that was opened, even if another one takes over its path; see
+  `opslog.backends.local.tree`. A write is acknowledged only if the path still led to that directory after the write was
+  durable.
 - `append` returns when its bytes are on disk, in a file whose directory entry is on disk. In the steady state it is one
   write and one fdatasync.
-- After a failed append a reader can see exactly the leading bytes that the error admits to, and they are on disk.
-- What an appender finds in its log, however the process ended that wrote it, is on disk before anybody can rest on it:
-  it fsyncs the newest segment, and the ones before it were fsynced by their own sessions or by those that followed.
-- A log file is never continued by a later appender, so whatever a crash left at its end stays as it is.
-- No link inside the store is followed; see `opslog.backends.local.beneath`. Files are never writable for everybody.
+- After a failed append a reader can see exactly the leading bytes that the error reports, and they are on disk.
+- What an appender finds in its log is on disk before anything relies on it, however its writer ended. The appender
+  fsyncs the newest segment. Older segments were fsynced by the sessions that wrote them, or by later ones.
+- A later appender never continues a log file, so whatever a crash left at its end stays as it is. Only `append_at`
+  continues a segment, if that ends where its caller has read to.
+- No link inside the store is followed; see `opslog.backends.local.beneath`. No file is ever world-writable.
 - In a forked child every call raises `ClosedError`; see `opslog.backends.forking`.
-- Nothing is written by list, read and read_many.
+- list, read and read_many write nothing.
 
 Roads not taken: `rename` replaces what exists, so it cannot be exclusive; `renameat2(RENAME_NOREPLACE)` has no Python
 binding and is missing on some filesystems; O_EXCL on the final name shows readers half a file. POSIX record locks
@@ -66,18 +68,18 @@ from opslog.format.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, check_name, log
 SEGMENT_BYTES = 64 * 1024 * 1024
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-# How often what somebody removed at the same time is made again.
+# How often to create a directory or lock file again that another process removed at the same time.
 _TRIES_MAX = 10
 
 
 class FsBackend(forking.ProcessBound):
-    """See the module's docstring.
+    """A storage in a local directory; the module's docstring says what it guarantees.
 
     :param root: the store's directory.
-    :param create: whether `root` (and its parents) may be made if there is none.
+    :param create: whether to make `root` and its parents if they do not exist.
     :param environment: names temporary files, and waits.
     :param segment_bytes: a log begins a new segment once the current one has reached this size.
-    :raises NotFoundError: there is no `root`, and `create` is false.
+    :raises NotFoundError: `root` does not exist, and `create` is false.
     :raises InvalidNameError: `root` is not a directory.
     :raises WriteFailedError: `root` could not be made.
     """
@@ -98,11 +100,11 @@ class FsBackend(forking.ProcessBound):
         super().__init__()
         # Directories whose entries this backend has fsynced.
         self._durable: set[str] = set()
-        # Directories that were listed under these names, and are never removed.
+        # Directories that a listing showed under exactly these names.
         self._spelled: set[str] = set()
-        # Those of `append_at`.
+        # The appenders of `append_at`.
         self._resting = Resting()
-        # Whether locks mean something on this filesystem.
+        # Whether `mounts.check_writable` was called: locks are reliable on this filesystem.
         self._is_checked = False
         if not os.path.isdir(self.root):
             self._make_root(create)
@@ -127,7 +129,7 @@ class FsBackend(forking.ProcessBound):
         return self._scan(self.tree(), OPS, _Firsts(seen))
 
     def _scan(self, tree: Tree, prefix: str, firsts: Mapping[str, str]) -> builtins.list[Entry]:
-        """Everybody who reads begins with a listing, so here it shows that there is something else to be read now."""
+        """List files. Every reader begins with this, so it also checks whether another directory is at the path now."""
         entries: list[Entry] = []
         try:
             if prefix.startswith(ARCHIVE):
@@ -135,10 +137,10 @@ class FsBackend(forking.ProcessBound):
             posix.scan(tree.checked(prefix), entries, firsts, tree.descriptor)
             tree.check()
         except InvalidNameError:
-            return []  # it has another name
+            return []  # the directory that is there has another name
         except OSError as error:
             if error.errno in posix.MISSING and not os.path.isdir(self.root):
-                return []  # nothing is there
+                return []  # the store's directory is gone
             raise self._read_failed(prefix, error) from error
         return entries
 
@@ -173,7 +175,7 @@ class FsBackend(forking.ProcessBound):
             return clock.touch(tree)
         except OSError as error:
             if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-                # Whoever cannot write here only compares ages for information; nothing is collected on their word.
+                # A process that cannot write here compares ages for information only, and collects nothing.
                 return self._environment.time()
             raise self._read_failed(clock.CLOCK, error) from error
 
@@ -195,12 +197,12 @@ class FsBackend(forking.ProcessBound):
                 won = self._link(file.number, temporary, path)
             finally:
                 file.close()
-                # If even this fails, the temporary file harms nobody, and is collected later.
+                # If this fails too, the temporary file does no harm, and is collected later.
                 with suppress(OSError):
                     os.unlink(tree.checked(temporary), dir_fd=tree.descriptor)
             self.sync_directory(_parent(path))
         except OSError as error:
-            if won:  # whoever takes it for absent would delete what it names
+            if won:  # a caller that believed in a failure would delete the files that this one names
                 raise CommitUnknownError(
                     f"{self.root}/{path} was created, but may not survive a power cut: {posix.explain(error)}"
                 ) from error
@@ -211,13 +213,13 @@ class FsBackend(forking.ProcessBound):
             raise AlreadyExistsError(f"{self.root}/{path} exists already", path)
 
     def _link(self, descriptor: int, temporary: str, path: str) -> bool:
-        """Give the temporary file its real name; False when another file has that name."""
+        """Give the temporary file its real name. Returns False if another file has that name."""
         tree = self.tree()
         at, target = tree.descriptor, tree.checked(path)
         try:
             os.link(tree.checked(temporary), target, src_dir_fd=at, dst_dir_fd=at)
         except OSError as error:
-            # A network filesystem can lose the reply to a link that it made, and its client then reports any error.
+            # A network filesystem can lose the reply to a link that it made. Its client may then report any error.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.lstat(target, dir_fd=at), os.fstat(descriptor)):
                     return True
@@ -227,7 +229,7 @@ class FsBackend(forking.ProcessBound):
         return True
 
     def _check_kept(self, tree: Tree, path: str) -> None:
-        """What was just created is where others look for it."""
+        """Check that the store's directory is still at its path, where others find the file that was just created."""
         try:
             tree.check()
         except (OSError, ReopenError) as error:
@@ -251,7 +253,7 @@ class FsBackend(forking.ProcessBound):
             raise self.write_failed("", error, "some of the files may still be there") from error
 
     def _sync_after_delete(self, tree: Tree, directories: set[str]) -> None:
-        """Remove those of the directories that are empty and whose names are not used again, fsync the others."""
+        """Remove directories that are empty and may be removed; fsync the others, and the parents of removed ones."""
         remaining = set()
         for directory in sorted(directories):
             if not _is_removable(directory):
@@ -277,7 +279,7 @@ class FsBackend(forking.ProcessBound):
             check_path(path)
             directory = _parent(path)
             try:
-                # What `create` made has its bytes on disk before it has its name.
+                # Only logs need this: a file made by `create` is on disk before it has its name.
                 if path.startswith(OPS):
                     posix.datasync_file(tree.checked(path), tree.descriptor)
                 if not _is_removable(directory):
@@ -322,10 +324,10 @@ class FsBackend(forking.ProcessBound):
         return True
 
     def _take_name(self, agent: str, *, durable: bool, newest: int = 0) -> FsAppender:
-        """An appender that has its two locks.
+        """Make an appender that holds its two locks.
 
-        :param durable: whether what is in its log is to be made durable.
-        :param newest: see `FsAppender.settle`.
+        :param durable: whether to make durable what is in its log.
+        :param newest: as in `FsAppender.settle`.
         """
         tree = self.tree()
         check_name(agent, "agent")
@@ -334,7 +336,7 @@ class FsBackend(forking.ProcessBound):
             lock = self._take_lock(tree, path)
         except LockedError as error:
             with suppress(OSError):
-                self._check_spelling(tree, f"{OPS}{agent}")  # the lock may be that of another name
+                self._check_spelling(tree, f"{OPS}{agent}")  # the lock may belong to a name that differs in case
             raise self._busy(agent, error) from None
         try:
             appender = FsAppender(self, agent, path, lock)
@@ -354,9 +356,9 @@ class FsBackend(forking.ProcessBound):
         return appender
 
     def _resumed(self, agent: str, newest: int) -> FsAppender | None:
-        """As of `Resting.resumed`."""
+        """`Resting.resumed`, with the errors of a backend."""
         try:
-            # Or what others do in another directory at the path would not be seen here.
+            # Otherwise an appender would miss that another directory has taken over the path.
             self.tree().check()
             return self._resting.resumed(agent, newest)
         except LockedError as error:
@@ -384,10 +386,10 @@ class FsBackend(forking.ProcessBound):
                 flock.release(held)
 
     def _take_lock(self, tree: Tree, path: str) -> forking.Descriptor:
-        """Everybody who writes takes one first.
+        """Take a lock. Every writer does so first, so this is where the filesystem is checked.
 
-        A lock counts if its file is found at its path once it is locked. Until then somebody may remove it, and
-        somebody else make and lock another one."""
+        A lock counts only if its file is still at its path after it was locked. Before that another process may remove
+        the file, and a third one may create and lock a new one."""
         if not self._is_checked:
             mounts.check_writable(self.root, tree.descriptor)
             self._is_checked = True
@@ -398,13 +400,13 @@ class FsBackend(forking.ProcessBound):
                 held = self._lock_once(tree, path, name)
                 if held is not None:
                     return held
-                self._durable.clear()  # a directory was removed since we saw it
+                self._durable.clear()  # a directory that was there is gone
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         except OSError as error:
             raise self.write_failed(path, error, "the lock was not taken") from error
 
     def _lock_once(self, tree: Tree, path: str, name: str) -> forking.Descriptor | None:
-        """None where somebody removed the file meanwhile."""
+        """Try to take a lock. Returns None if another process removed its file meanwhile."""
         full = f"{self.root}/{path}"
         try:
             self._make_directory(tree, _parent(path))
@@ -420,14 +422,15 @@ class FsBackend(forking.ProcessBound):
         flock.release(held)
         return None
 
-    # Common ground; `FsAppender` uses it too.
+    # Used by several of these; `FsAppender` uses it, too.
 
     def close(self) -> None:
         self._opened = None
         self._resting.close()
 
     def tree(self) -> Tree:
-        """The directory to work in. To be kept until the call ends, which keeps it open."""
+        """The directory to work in. It stays open as long as the caller keeps this object, so keep it until the call
+        ends."""
         tree = self._opened
         if tree is None or self._is_forked:
             self._check_open()
@@ -453,8 +456,8 @@ class FsBackend(forking.ProcessBound):
             new.append(level)
             level = os.path.dirname(level)
         try:
-            # Each is durable before anything is made in it, so whoever finds one only has to see to its own entry. That
-            # goes for the last that is there, too: it may have been made just now, by a process that was killed since.
+            # Each directory is durable before anything is made in it, so a process that finds one only has to make its
+            # entry durable: a process that was killed since may just have made it.
             with suppress(PermissionError):
                 posix.fsync_directory(os.path.dirname(level))
             for level in reversed(new):
@@ -465,8 +468,8 @@ class FsBackend(forking.ProcessBound):
             raise self.write_failed("", error, "no store was made") from error
 
     def _make_directory(self, tree: Tree, directory: str) -> None:
-        """Make a directory and its parents below the root, and the entries of those that are never removed durable. The
-        root itself must exist."""
+        """Make a directory and its parents below the root. Make durable the entries of those that are never removed.
+        The root itself must exist."""
         if directory in self._durable:
             return
         if directory:
@@ -476,22 +479,22 @@ class FsBackend(forking.ProcessBound):
                 os.mkdir(tree.checked(directory), posix.DIRECTORY_MODE, dir_fd=tree.descriptor)
             except FileExistsError:
                 self._check_spelling(tree, directory)
-            # What `delete` can remove and somebody make anew cannot be remembered: see `sync_above`.
+            # Not noted as durable: `delete` can remove it, and another process make it again. See `sync_above`.
             if _is_removable(directory):
                 return
             self.sync_directory(parent)
         else:
-            # Where the parent may not even be read, the root was made by its owner, long before this process came.
+            # If this process may not even read the parent, the root's owner made the root long before.
             with suppress(PermissionError):
                 posix.fsync_directory(os.path.dirname(self.root))
         self._durable.add(directory)
 
     def _check_spelling(self, tree: Tree, directory: str) -> None:
-        """If there is a directory of an agent or a period by this name, it has exactly this name.
+        """Check that no directory of an agent or a period has this name in another case.
 
-        :raises InvalidNameError: the filesystem does not distinguish case, and the directory has another name: two
-            agents would share a log, and readers find it under one of their names.
-        :raises OSError: it cannot be found out.
+        :raises InvalidNameError: one has, and the filesystem does not distinguish case. Two agents would share a log,
+            and readers would find it under one of the two names.
+        :raises OSError: the names could not be read.
         """
         folder, _, name = directory.rpartition("/")
         if f"{folder}/" not in (OPS, ARCHIVE) or directory in self._spelled:
@@ -512,25 +515,24 @@ class FsBackend(forking.ProcessBound):
             )
 
     def open_new(self, tree: Tree, path: str, file: forking.Descriptor) -> None:
-        """Create a file that must not exist, and the directories it lies in, and open it for writing as `file`. Neither
-        its entry is durable then, nor that of its directory if that can be removed: `sync_above`."""
+        """Create a new file and its directories, and open it for writing as `file`. Its entry is not durable yet, nor
+        is the entry of a directory that can be removed: see `sync_above`."""
         directory = _parent(path)
         for _ in range(_TRIES_MAX):
-            self._spelled.discard(directory)  # it may have been removed, and made anew under another name
+            self._spelled.discard(directory)  # it may have been removed and made again under another name
             try:
                 self._make_directory(tree, directory)
                 file.open(tree.checked(path), _NEW_FILE, tree.descriptor)
             except FileNotFoundError:
-                # A directory was removed since we saw it, as `delete` does with empty ones: make it again. If the
-                # root is gone, making one fails.
+                # `delete` has removed a directory that was empty: make it again. If the root is gone, this fails.
                 self._durable.clear()
             else:
                 return
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def sync_above(self, path: str) -> None:
-        """Make durable the entry of the directory that a new file lies in. Not before: until a file was in it, it could
-        be removed, and made anew by one who has not fsynced it."""
+        """Make durable the entry of the directory of a new file. This comes after the file is created: an empty
+        directory could be removed, and made again by a process that has not fsynced it."""
         directory = _parent(path)
         if _is_removable(directory):
             self.sync_directory(_parent(directory))
@@ -561,7 +563,7 @@ class FsBackend(forking.ProcessBound):
 
 
 class _Firsts(Mapping[str, str]):
-    """Per directory of a log the path of the first segment that is wanted; made when somebody asks for it."""
+    """A mapping from the directory of a log to the path of the first segment to list. Paths are made when needed."""
 
     def __init__(self, seen: Mapping[str, int]) -> None:
         self._seen = seen
@@ -578,9 +580,9 @@ class _Firsts(Mapping[str, str]):
 
 
 def open_url(url: str, *, create: bool = True, segment_bytes: int = SEGMENT_BYTES) -> FsBackend:
-    """The backend of a plain path or of ``file:///absolute/path`` (percent-encoded); parameters as of `FsBackend`.
+    """The backend of a plain path or of ``file:///absolute/path`` (percent-encoded); parameters as in `FsBackend`.
 
-    :raises InvalidNameError: as of `FsBackend`; or the directory has other files and no store, and `create` is true.
+    :raises InvalidNameError: as in `FsBackend`; or `create` is true, and the directory has other files and no store.
     """
     root = vacancy.path_of(url)
     if create:

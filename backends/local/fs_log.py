@@ -1,15 +1,14 @@
 """Writing one agent's log in a directory: numbered segments, one process, each append on disk when it returns.
 
-`opslog.backends.local.fs` says what is guaranteed. Two locks hold an agent's name:
+`opslog.backends.local.fs` says what is guaranteed. Two locks hold an agent's name, both from opening to closing:
 
-- that of the file ``locks/agents/<agent>.lock``, from opening to closing. It keeps others out, and says who is here;
-- that of the newest segment, likewise; before a new segment is begun its predecessor is still locked, and it is locked
-  itself before its predecessor is let go of.
+- the lock on the file ``locks/agents/<agent>.lock``. It keeps other processes out and names its holder;
+- the lock on the newest segment. A new segment is created and locked while the one before it is still locked.
 
-Somebody may remove ``locks/`` ("stale locks"), and then another process gets the first. It does not get the second, so
-no log ever has two writers, also if one of them is paused between two system calls: what is written to the newest
-segment is written by the one who holds it, and a number is created once. An appender that finds its lock file gone
-refuses to go on, because no other process can find out any more who it is.
+Somebody may remove ``locks/`` because its files seem stale. Another process can then take the first lock, but not the
+second. So no log ever has two writers, even if one of them is paused between two system calls: only the holder of the
+newest segment writes to it, and each segment number is created once. An appender that finds its lock file gone refuses
+to continue, because other processes can no longer see who it is.
 """
 
 from __future__ import annotations
@@ -44,21 +43,21 @@ _INTERRUPTED = (
 
 _END = os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
 
-# How much of what follows a position is read first: a line, most likely.
+# How many bytes after a position are read first; most likely they have a whole line.
 _CHUNK_BYTES = 64 * 1024
 
 
 class _Segment(Enum):
-    """Where the file that an appender writes is found now."""
+    """Where the file is to which an appender writes."""
 
     IN_PLACE = "in place"
     DELETED = "deleted"
-    # It is somewhere else, with one of the directories above it, or another file is in its place.
+    # It was moved with one of the directories above it, or another file is in its place.
     MOVED = "moved"
 
 
 class Directory(Protocol):
-    """What an appender needs of the backend that made it."""
+    """The methods that an appender uses of the backend that made it."""
 
     root: str
     url: str
@@ -73,7 +72,7 @@ class Directory(Protocol):
 
 
 def goes_on(backend: Directory, agent: str, end: Position) -> bool:
-    """Whether somebody has appended to a log after `end`, in its segment. Where that cannot be found out: False."""
+    """Whether somebody has appended to a log after `end`, in the same segment. False if that cannot be read."""
     tree, path = backend.tree(), segment_path(agent, end.segment)
     try:
         found = posix.read_range(tree.checked(path), end.offset, end.offset + _CHUNK_BYTES, tree.descriptor)
@@ -83,7 +82,7 @@ def goes_on(backend: Directory, agent: str, end: Position) -> bool:
 
 
 def _has_line(descriptor: int, start: int, size: int) -> bool:
-    """Whether there is a line after `start` in an open segment, and not only a torn tail."""
+    """Whether an open segment has a whole line after `start`; a torn tail is none."""
     if size == start:
         return False
     found = posix.read_open(descriptor, start, min(start + _CHUNK_BYTES, size))
@@ -107,39 +106,40 @@ class FsAppender(forking.BoundAppender):
         self._lock_path = f"{backend.root}/{lock_path}"
         self._lock_file = OpenFile(self._lock_path, lock.number)
         super().__init__()
-        # Why no append is possible any more, None while all is well.
+        # Why no append is possible any more; None if appends are possible.
         self._refusal: tuple[type[OpslogError], str] | None = None
         self._floor = 0
-        # Of the newest segment; 0 where there was none yet.
+        # The number of the newest segment; 0 if there is none.
         self._number = 0
-        # Holds the lock of the newest segment; closed where there is none.
+        # The newest segment, open and locked; closed if there is none.
         self._segment = forking.Descriptor()
-        # Where that is.
+        # The path at which others find it.
         self._file: OpenFile | None = None
-        # Whether the next append goes on in the newest segment; otherwise it begins one.
+        # Whether the next append continues the newest segment; otherwise it begins a new one.
         self._continues = False
         # Whether an earlier session's newest segment was opened for writing.
         self._is_writable = True
-        # Whether it was opened so that each write goes to its end, whoever wrote there last.
+        # Whether the newest segment was opened with O_APPEND: each write goes to its end, whoever wrote there last.
         self._is_shared = False
         self._offset = 0
 
     def settle(self, newest: int = 0) -> None:
         """Lock the newest segment.
 
-        :param newest: which one that is by what the caller has read, if it has: then one listing is enough.
-        :raises AgentBusyError: a process that has lost its lock file is still writing this log.
+        :param newest: its number, if the caller has read the log; then one listing is enough.
+        :raises AgentBusyError: a process whose lock file was removed still writes this log.
         :raises OSError: the log cannot be opened.
         """
         number = newest or self._highest_number()
         while number > self._number:
             with suppress(FileNotFoundError):  # compacted and collected since
                 self._open_end(number)
-            # Until it was locked the next one may have been begun, by a process whose lock file was removed.
+            # Before it was locked, a process whose lock file was removed may have begun the next segment.
             number = self._highest_number()
 
     def rest(self) -> bool:
-        """Give the name back, and keep the files open for `resume`. Idempotent. False where they are closed instead."""
+        """Give the name back, and keep the files open for `resume`. Idempotent. Returns False if they were closed
+        instead."""
         if self._is_forked or self._refusal is not None or not self._is_shared:
             self.close()
             return False
@@ -153,21 +153,21 @@ class FsAppender(forking.BoundAppender):
         return True
 
     def resume(self, newest: int) -> bool:
-        """Become the writer again after `rest`, if that can be done without another appender. Otherwise, and after any
-        error but LockedError, it has to be closed.
+        """Become the writer again after `rest`. Returns False if that takes a new appender. Then, and after any error
+        but LockedError, the caller has to close this one.
 
-        :param newest: as of `settle`.
-        :raises LockedError: somebody else has the name. It still rests.
+        :param newest: as in `settle`.
+        :raises LockedError: another process has the name. This appender still rests.
         """
         flock.take_again(self._lock, self._lock_path, f"agents/{self._agent}")
         if not flock.try_lock(self._segment, f"{self._backend.root}/{self._path}"):
             return False
-        # Nobody can begin the next segment now. Whoever did, before this one was locked, left it there: it may be
-        # collected only after a compaction that every reader of this position knows (`opslog.log.freshness`).
+        # Nobody can begin the next segment now. If somebody began it before this one was locked, it is still there: it
+        # may be collected only after a compaction that every reader of this position knows (`opslog.log.freshness`).
         return newest == self._number and self._where() is _Segment.IN_PLACE and not self._has_next()
 
     def make_durable(self) -> None:
-        """Make durable what an earlier session left: it may have been killed between a write and its fdatasync."""
+        """Make durable what an earlier session wrote: it may have been killed between a write and its fdatasync."""
         if self._number:
             with suppress(MissingFileError):  # compacted and collected since
                 self._backend.persist([self._path])
@@ -177,11 +177,11 @@ class FsAppender(forking.BoundAppender):
             self._refuse()
         self._keep_name()
         descriptor = self._segment.number
-        # A file without a name is in no log: the directory was removed, or somebody deleted the segment.
+        # A file without a name is in no log: somebody removed the directory or the segment.
         if not self._continues or self._offset >= self._backend.segment_bytes or not posix.has_name(descriptor):
             self._begin_segment()
             descriptor = self._segment.number
-        # Stands if anything but a clean end or a clean failure follows, such as KeyboardInterrupt.
+        # This stays if the append neither succeeds nor fails cleanly, for example after KeyboardInterrupt.
         self._refusal = _INTERRUPTED
         try:
             posix.write_all(descriptor, data)
@@ -200,7 +200,7 @@ class FsAppender(forking.BoundAppender):
         return position
 
     def append_at(self, end: Position, data: bytes) -> Position | None:
-        """What `Backend.append_at` does, by an appender that has done nothing since it has the name."""
+        """As `Backend.append_at`. The appender must not have been used since it took the name."""
         if self._number > end.segment or (self._number < end.segment and end.offset):
             return None
         is_there = self._number == end.segment
@@ -222,8 +222,8 @@ class FsAppender(forking.BoundAppender):
         return position
 
     def _durable_up_to(self, status: os.stat_result, size: int) -> str:
-        """A note on the lock: this segment is durable up to there, with its name. In a copy of the store the file is
-        another one."""
+        """The note for the lock that says that this segment is durable up to `size`, with its name. It has the file's
+        inode, because in a copy of the store the segment is another file."""
         return f"durable {self._number:020d} {size:020d} {status.st_dev} {status.st_ino}"
 
     def advance(self, segment: int) -> None:
@@ -254,14 +254,15 @@ class FsAppender(forking.BoundAppender):
             raise AgentFencedError(self._message(reason))
 
     def _keep_name(self) -> None:
-        """Go on only while nobody else can have taken the name; errors as of `check_name`."""
+        """Check before a write that no other process can have taken the name; errors as in `check_name`. After an error
+        this appender refuses further appends."""
         if (reason := self._loss_of_name()) is not None:
             raise self._fenced(reason)
 
     def _loss_of_name(self) -> str | None:
-        """Why another process can have taken the name; None: none can.
+        """The reason why another process can have taken the name; None if none can.
 
-        :raises WriteFailedError: there is no store to be found.
+        :raises WriteFailedError: the store's directory is gone.
         """
         try:
             if self._lock_file.is_in_place():
@@ -271,9 +272,9 @@ class FsAppender(forking.BoundAppender):
             raise self._backend.write_failed("", error, _NOT_COMMITTED) from error
 
     def _loss_of_directory(self) -> str | None:
-        """Likewise where another directory stands at the store's path.
+        """The reason, if another directory has taken over the store's path; otherwise None.
 
-        :raises OSError: none does.
+        :raises OSError: there is no directory at the path.
         """
         tree = self._backend.tree()
         if not tree.is_replaced():
@@ -281,7 +282,10 @@ class FsAppender(forking.BoundAppender):
         return f"another directory stands at {tree.path}, and its lock file was removed from there"
 
     def _where(self) -> _Segment:
-        """:raises OSError: it cannot be found out."""
+        """Where the newest segment is now.
+
+        :raises OSError: that cannot be found out.
+        """
         assert self._file is not None
         if self._file.is_in_place():
             return _Segment.IN_PLACE
@@ -297,7 +301,7 @@ class FsAppender(forking.BoundAppender):
         return max((segment[1] for segment in found if segment), default=0)
 
     def _has_next(self) -> bool:
-        """Whether the log goes on in another segment: numbers have no gaps."""
+        """Whether the log has a next segment. The numbers of segments have no gaps."""
         try:
             os.lstat(segment_path(self._agent, self._number + 1), dir_fd=self._backend.tree().descriptor)
         except FileNotFoundError:
@@ -307,7 +311,7 @@ class FsAppender(forking.BoundAppender):
     # -- segments
 
     def _begin_segment(self) -> None:
-        """Leave the current segment as it is and make the next one, empty, with its directory entry on disk."""
+        """Leave the current segment as it is and create the next one, empty, with a durable directory entry."""
         self._abandon_segment()
         backend, tree = self._backend, self._backend.tree()
         segment = forking.Descriptor()
@@ -317,14 +321,14 @@ class FsAppender(forking.BoundAppender):
             if highest > self._number:
                 raise self._fenced(f"it created {segment_path(self._agent, highest)}")
             self._keep_name()
-            if (reason := self._loss_of_directory()) is not None:  # a copy of hard links has the same lock file
+            if (reason := self._loss_of_directory()) is not None:  # a copy made with hard links has the same lock file
                 raise self._fenced(reason)
             number = max(self._number, self._floor) + 1
             path = segment_path(self._agent, number)
             backend.open_new(tree, path, segment)
             if not flock.try_lock(segment, f"{backend.root}/{path}"):
                 raise self._fenced(f"it has locked {path}")
-            self._keep_name()  # nobody had it between the creation and the lock
+            self._keep_name()  # so nobody else had the name between the creation and the lock
             backend.sync_above(path)
             backend.sync_directory(self._directory)
             self._hold(number, segment)
@@ -345,12 +349,13 @@ class FsAppender(forking.BoundAppender):
                 segment.close()
 
     def _take_back(self, number: int, segment: forking.Descriptor) -> None:
-        """Remove a segment that could not be begun. Nobody can have seen a byte in it.
+        """Remove a new segment that could not be made durable. It is empty, so nobody has read a byte of it.
 
-        Only while it is locked and the newest: nobody begins the next one then. Where somebody has, whose lock file was
-        removed meanwhile, the log would have a gap. If it stays, it is an empty segment, which every log may have.
+        It is removed only while it is locked and the newest, because nobody can begin the next one then. If a process
+        whose lock file was removed has begun the next one already, the log would have a gap. If the segment stays, it
+        is an empty one, which every log may have.
 
-        :raises AgentFencedError: somebody else has it locked.
+        :raises AgentFencedError: another process has locked it.
         """
         path, tree = segment_path(self._agent, number), self._backend.tree()
         if not flock.try_lock(segment, f"{self._backend.root}/{path}"):
@@ -359,13 +364,13 @@ class FsAppender(forking.BoundAppender):
             if self._highest_number() == number:
                 os.unlink(tree.checked(path), dir_fd=tree.descriptor)
         except (OSError, MemoryError):
-            """Whether it was removed all the same, its number of names shows."""
+            pass  # it may have been removed all the same: the number of its names shows that
         finally:
             if posix.has_name(segment.number):
                 self._hold(number, segment)
 
     def _open_end(self, number: int) -> None:
-        """Open and lock the newest segment, as an earlier session left it."""
+        """Open and lock the newest segment of an earlier session."""
         tree, path = self._backend.tree(), segment_path(self._agent, number)
         full = f"{self._backend.root}/{path}"
         segment = forking.Descriptor()
@@ -373,7 +378,7 @@ class FsAppender(forking.BoundAppender):
             try:
                 # Writable, because on NFS an flock becomes a record lock, which needs it.
                 segment.open(tree.checked(path), os.O_RDWR | _END, tree.descriptor)
-            except PermissionError:  # somebody else's, who is gone; nothing is written to it any more
+            except PermissionError:  # another user's, who is gone; nothing more is written to it
                 segment.open(tree.checked(path), os.O_RDONLY | _END, tree.descriptor)
                 self._is_writable = False
             if flock.try_lock(segment, full):
@@ -393,22 +398,23 @@ class FsAppender(forking.BoundAppender):
         )
 
     def _hold(self, number: int, segment: forking.Descriptor) -> None:
-        """From now on the newest segment is this one, which is open and locked."""
+        """Make this segment, which is open and locked, the newest one. Releases the one before it."""
         file = OpenFile(f"{self._backend.root}/{segment_path(self._agent, number)}", segment.number)
         former, self._segment, self._file = self._segment, segment, file
         self._number, self._offset, self._is_shared = number, 0, False
         flock.release(former)
 
     def _abandon_segment(self) -> None:
-        """Never continue the current segment. It stays locked until the next one is."""
+        """Never continue the current segment. It stays locked until the next one is locked."""
         self._continues = False
 
     # -- failures
 
     def _after_failed_write(self, error: OSError) -> OpslogError:
-        """Make what did get into the file durable, and say how much that is.
+        """Make durable what was written nevertheless, and return an error that says how much that is.
 
-        The file's size is the witness, not the sum of what `os.write` returned: a write that failed may have written.
+        The size of the file decides, not the sum of what `os.write` returned: a failed write may have written
+        something.
         """
         try:
             size = os.fstat(self._segment.number).st_size
@@ -421,7 +427,7 @@ class FsAppender(forking.BoundAppender):
         if durable and place is not _Segment.IN_PLACE:
             return self._lost(place)
         path = self._path
-        # An empty segment is kept: a disk that stays full shall not fill up with empty files.
+        # The next append continues an empty segment. Otherwise a full disk would collect empty files.
         if size:
             self._abandon_segment()
         self._refusal = None

@@ -1,11 +1,11 @@
-"""On what kind of filesystem a directory is, and whether a store may be written there.
+"""The kind of filesystem that a directory is on, and whether a store may be written there.
 
-A store stands on locks that everybody sees who can write to it. Where a directory is shared between machines that is
-not so with every kind of filesystem, and nothing would fail: each machine would give the lock to its own process.
+A store relies on locks that every process that can write to it respects. Some filesystems that are shared between
+machines do not have such locks. Nothing would fail there: each machine would give the lock to its own process.
 
 The kind is that of the mount (`/proc/self/mountinfo`) through which the directory was opened (`/proc/self/fdinfo`).
-Device numbers do not lead to a mount on every filesystem (subvolumes of btrfs), and statfs gives one number for all
-that is mounted through FUSE. Other systems than Linux say nothing here, and are not asked.
+Device numbers do not lead to a mount on every filesystem (subvolumes of btrfs), and statfs has one number for
+everything that is mounted through FUSE. Systems other than Linux do not have these files, so nothing is checked there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from opslog.errors import FilesystemWarning, UsageError
 
 _PROC = "/proc/self"
 
-# Each machine has locks of its own, or files are not what POSIX says.
+# Each machine has its own locks, or files do not behave as POSIX says.
 _UNSHARED_LOCKS = frozenset({
     "afs",
     "cifs",
@@ -33,7 +33,7 @@ _UNSHARED_LOCKS = frozenset({
     "smbfs",
 })  # fmt: skip
 
-# Shared between machines, and can have locks that are, too.
+# Shared between machines, and the locks can be shared, too.
 _UNTESTED = frozenset({
     "9p",
     "beegfs",
@@ -60,9 +60,10 @@ _UNTESTED = frozenset({
 
 
 def check_writable(root: str, descriptor: int) -> None:
-    """Refuse to write a store in the directory `root`, which is open at `descriptor`, or warn.
+    """Check that a store may be written in the directory `root`, which is open at `descriptor`. Warns if the filesystem
+    is not tested.
 
-    :raises UsageError: its filesystem is shared between machines and its locks are not.
+    :raises UsageError: the filesystem is shared between machines, but its locks are not.
     """
     kind = filesystem_of(descriptor)
     if kind in _UNSHARED_LOCKS:
@@ -80,8 +81,8 @@ def check_writable(root: str, descriptor: int) -> None:
 
 
 def filesystem_of(descriptor: int) -> str | None:
-    """The kind of filesystem that an open file is on, in the words of mount(8): ``ext4``, ``nfs4``, ``fuse.sshfs``.
-    None where the system does not say."""
+    """The kind of filesystem that an open file is on, as mount(8) names it: ``ext4``, ``nfs4``, ``fuse.sshfs``. None if
+    the system does not say."""
     try:
         with open(f"{_PROC}/fdinfo/{descriptor}", encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file if ":" in line)
@@ -92,7 +93,8 @@ def filesystem_of(descriptor: int) -> str | None:
 
 
 def _kind_of(mounts: str, mount: str) -> str | None:
-    """The type of one mount, by its number. A line is ``36 35 98:0 /root /place options [fields] - type source …``."""
+    """The type of the mount with this number. A line is ``36 35 98:0 /root /place options [fields] - type source
+    …``."""
     for line in mounts.split("\n"):
         before, _, after = line.partition(" - ")
         if before.partition(" ")[0] == mount:

@@ -1,7 +1,7 @@
-"""Appenders that rest between two appends to a log with many writers: their files are open, and not locked.
+"""Appenders that rest between two appends to a log with many writers: their files stay open, but are not locked.
 
-To open and close the lock file and the segment, and to list the log's directory, took half of the time of an append,
-less the fdatasync. What may have changed while an appender rested is checked when it resumes: see `FsAppender.resume`.
+Opening and closing the lock file and the segment, and listing the log's directory, took half of the time of an append,
+the fdatasync not counted. An appender that resumes checks what may have changed: see `FsAppender.resume`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from opslog.errors import LockedError
 
 
 class Resting:
-    """One appender at most for each log. Safe to use from many threads: whoever takes one out has it alone."""
+    """Keeps at most one resting appender for each log. Safe to use from many threads: an appender that was taken out
+    belongs to one thread alone."""
 
     def __init__(self) -> None:
         self._appenders: dict[str, FsAppender] = {}
         self._is_closed = False
 
     def resumed(self, agent: str, newest: int) -> FsAppender | None:
-        """The appender of this log, with its locks again; None: a new one is needed.
+        """Take out the appender of this log, with its locks taken again. None if a new appender is needed.
 
-        :param newest: as of `FsAppender.settle`.
-        :raises LockedError: somebody else has the name.
+        :param newest: as in `FsAppender.settle`.
+        :raises LockedError: another process has the name.
         """
         appender = self._appenders.pop(agent, None)
         if appender is None:
@@ -41,9 +42,9 @@ class Resting:
         return None
 
     def rest(self, agent: str, mine: list[FsAppender]) -> None:
-        """Let others append. Idempotent.
+        """Release an appender's locks, so that others can append, and keep it. Idempotent.
 
-        :param mine: the appender. Once it rests, another thread may have it, and it is taken out.
+        :param mine: a list of the appender. The list is emptied, since another thread may use the appender from now on.
         """
         if not mine or not mine[0].rest():
             return
@@ -55,8 +56,8 @@ class Resting:
             self.close()
 
     def close(self) -> None:
-        """Close all files, and those of whoever comes to rest later. Idempotent."""
+        """Close all appenders, and those that come to rest later. Idempotent."""
         self._is_closed = True
         while self._appenders:
-            with suppress(KeyError):  # somebody else is at it
+            with suppress(KeyError):  # another thread took the last one
                 self._appenders.popitem()[1].close()

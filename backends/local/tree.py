@@ -1,17 +1,17 @@
 """The directory that a store was opened in, held by a descriptor.
 
-A path may lead somewhere else from one call to the next: somebody renames the directory or one above it, switches the
-link that the path is, mounts something there, or deletes the directory and makes it anew. What this file guarantees:
+A path may lead somewhere else at the next call. Somebody may rename the directory or one above it, change the link that
+the path is, mount something there, or delete the directory and make a new one. What this file guarantees:
 
-- Whoever names files relative to `Tree.descriptor` reads and writes in the directory that was opened and in no other
-  one, whatever becomes of its path. So nothing is ever done half in one directory and half in another.
+- Calls that name files relative to `Tree.descriptor` read and write in the directory that was opened and in no other
+  one, whatever happens to its path. So no call works half in one directory and half in another.
 - `Tree.check` says whether the path still leads there. While the descriptor is open, no other directory can get its
   inode number.
 - No link below the directory is followed; see `opslog.backends.local.beneath`.
 
-The descriptor is closed when nobody refers to the tree any more. So a call that is under way in one thread, while
-another one closes the backend, never finds somebody else's directory under that number. A forked child has a descriptor
-of its own, which excludes nobody from anything.
+The descriptor is closed when nothing refers to the tree any more. So if one thread closes the backend during a call of
+another thread, that call never finds another directory under the same descriptor number. A forked child has a
+descriptor of its own, which holds no lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HOLD = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 class Tree:
     """The directory at `path`, which may be a link to it.
 
-    :ivar descriptor: what calls with ``dir_fd`` are relative to.
+    :ivar descriptor: the ``dir_fd`` for calls.
     :raises OSError: it cannot be opened.
     """
 
@@ -44,22 +44,22 @@ class Tree:
             self._close(self.descriptor)
 
     def checked(self, path: str) -> str:
-        """The path itself, for a call relative to the descriptor.
+        """Check a path for a call relative to the descriptor, and return it.
 
-        :raises OSError: there is a link on the way to it.
+        :raises OSError: a directory on the way to it is a link.
         """
         beneath.check(path, self.descriptor)
         return path
 
     def is_replaced(self) -> bool:
-        """Whether another directory stands at the path now.
+        """Whether another directory is at the path now.
 
-        :raises OSError: none does.
+        :raises OSError: there is none.
         """
         return identity(os.stat(self.path)) != self._identity
 
     def check(self) -> None:
-        """Return if the path leads to this directory.
+        """Check that the path still leads to this directory.
 
         :raises ReopenError: it leads to another one.
         :raises OSError: it leads nowhere.
@@ -73,16 +73,16 @@ class Tree:
 
 
 class OpenFile:
-    """A file that is open at `descriptor`, and the `path` at which others look for it."""
+    """An open file, and the path at which others look for it."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
         self._identity = identity(os.fstat(descriptor))
 
     def is_in_place(self) -> bool:
-        """Whether whoever opens the path now finds this very file.
+        """Whether the path still leads to this file.
 
-        :raises OSError: it cannot be found out.
+        :raises OSError: that cannot be found out.
         """
         try:
             return identity(os.lstat(self._path)) == self._identity
@@ -91,5 +91,5 @@ class OpenFile:
 
 
 def identity(status: os.stat_result) -> tuple[int, int]:
-    """What distinguishes a file or directory from every other one, for as long as somebody has it open."""
+    """The device and inode of a file or directory. No other one has them while this one is open."""
     return status.st_dev, status.st_ino

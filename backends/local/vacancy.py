@@ -1,4 +1,5 @@
-"""Which directory a URL names, and whether a store may begin there: one that is for something else is left as it is."""
+"""The directory that a URL names, and whether a new store may be made there: a directory with other files is
+refused."""
 
 from __future__ import annotations
 
@@ -7,18 +8,18 @@ import os
 from opslog.errors import InvalidNameError
 from opslog.format.layout import foreign_names
 
-# How many of the files are named that are in the way of a new store.
+# How many of the files that prevent a new store the message names.
 _NAMES_SHOWN = 5
 
 
 def path_of(url: str) -> str:
     """The directory that a URL of this storage names.
 
-    :raises InvalidNameError: none.
+    :raises InvalidNameError: it names no directory of this machine.
     """
     if not url.startswith("file://"):
         return url
-    from urllib.parse import unquote  # takes longer than to open a store; most are opened by a plain path
+    from urllib.parse import unquote  # takes longer than opening a store, and most URLs are plain paths
 
     path = unquote(url.removeprefix("file://").removeprefix("localhost"))
     if not path.startswith("/"):
@@ -29,14 +30,15 @@ def path_of(url: str) -> str:
 
 
 def check(root: str) -> None:
-    """Return if there is a store, the beginning of one, or hardly anything. Costs one listing of the directory itself.
+    """Check that a directory has a store, the beginning of one, or hardly any files. Costs one listing of the directory
+    itself.
 
-    :raises InvalidNameError: there is something else; names some of it.
+    :raises InvalidNameError: it has other files; the error names some.
     """
     try:
         names = foreign_names(os.listdir(root))
     except OSError:
-        return  # it is made, or what comes next says why it cannot be used
+        return  # the backend makes it, or says why it cannot be used
     if names:
         shown = ", ".join(map(repr, names[:_NAMES_SHOWN])) + (", …" if len(names) > _NAMES_SHOWN else "")
         raise InvalidNameError(

@@ -1,1 +1,1 @@
-"""Compacting logs into snapshots, and collecting what nobody needs any more."""
+"""Compacting logs into snapshots, and collecting garbage."""

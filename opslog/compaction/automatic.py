@@ -1,4 +1,4 @@
-"""Automatic compaction: when a tail has grown long enough, compact in a thread of its own, beside everything."""
+"""Automatic compaction: when the tail has grown long enough, a thread of its own compacts. Nobody waits for it."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from opslog.format.manifest import Manifest
 from opslog.log.survey import at_cut, list_logs
 from opslog.snapshot.manifests import ManifestStore
 
-# Default length of the tail, in commits, from which a store compacts by itself.
+# A store compacts by itself when its tail has so many commits. This is the default of `compact_after`.
 COMPACT_AFTER = 10_000
 
-# What the tail takes to read, in bytes (`opslog.log.reader.cost_after`), from which it does so whatever the number of
+# It also does so when reading the tail costs so many bytes (`opslog.log.reader.cost_after`), whatever the number of
 # commits: 64 MiB, or about a thousand segments.
 COMPACT_AFTER_COST = 64 * 1024 * 1024
 
-# From so many times `COMPACT_AFTER_COST` on, writers wait for the compaction under way.
+# When the tail costs so many times `COMPACT_AFTER_COST`, writers wait for the running compaction.
 _FAR_BEHIND = 4
 
-# How soon a compaction that failed is tried again, also when nothing is written. Each try reads the tail.
+# A failed compaction is tried again after this time, even if nothing is written. Each attempt reads the tail.
 _RETRY_SECONDS = 60.0
 
-# Why a compaction could not begin. It does when the tail has grown.
+# Why a compaction could not begin. It is tried again when the tail has grown.
 NO_MORE_THREADS = "this process can start no more threads"
 
-# Where no thread can be started, that is tried again each time the tail has grown by this part of what makes a
-# compaction due, and not at every commit.
+# If no thread can be started, the next attempt is not at the next commit. It comes when the tail has grown by a
+# hundredth of what makes a compaction due.
 _NEXT_START = 100
 
 
 class AutoCompaction:
     """Watches the length of the tail and compacts when it is due.
 
-    :param compacted: called in the thread when somebody may have compacted.
+    :param compacted: called in the thread when this or another process may have compacted.
     :ivar commits_compacted: how many commits the newest known manifest has compacted.
-    :ivar tail_cost: what it takes to read the logs after its cut, as of `cost_after`.
-    :ivar is_under_way: whether this process is at it.
-    :ivar error: why the last attempt failed, or could not begin; None if it did not fail.
+    :ivar tail_cost: what it costs to read the logs after that manifest's cut, as `cost_after` counts it.
+    :ivar is_under_way: whether this process is compacting now.
+    :ivar error: why the last attempt failed or could not begin; None if it did not fail.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class AutoCompaction:
         self.error: str | None = None
 
     def note_commits(self, commits: int) -> None:
-        """So many commits exist now, compacted ones included. Wakes the thread when a compaction is due; never
-        waits."""
+        """Note the number of commits that exist now, compacted ones included. Wakes the thread if a compaction is due.
+        Never waits."""
         self._commits = commits
         if self._after is not None and self._is_due() and not self._worker.wake():
             self.error = NO_MORE_THREADS
@@ -85,12 +85,14 @@ class AutoCompaction:
             self._due_at_cost = max(self._due_at_cost, self.tail_cost + COMPACT_AFTER_COST // _NEXT_START)
 
     def note_append(self, cost: int, commits: int) -> None:
-        """The tail has grown by what costs so much to read; `commits` as of `note_commits`."""
+        """Note that the tail has grown. `cost` is what it costs to read the new part; `commits` is as in
+        `note_commits`."""
         self.tail_cost += cost
         self.note_commits(commits)
 
     def note_manifest(self, newest: Manifest) -> None:
-        """Somebody, or this thread, may have compacted. Costs a listing if so, for the length of what is left."""
+        """Note the newest manifest: this or another process may have compacted. If so, this lists the logs to find out
+        how long the tail still is."""
         if newest.number == self._manifest:
             return
         self._manifest = newest.number
@@ -101,16 +103,16 @@ class AutoCompaction:
 
     @property
     def is_far_behind(self) -> bool:
-        """Whether writing outruns the compaction under way, so that memory would grow without bound."""
+        """Whether writers outrun the running compaction, so that memory would grow without bound."""
         return self.tail_cost >= _FAR_BEHIND * COMPACT_AFTER_COST and self.is_under_way
 
     def wait(self) -> None:
-        """Return when no compaction is under way. Not to be called with anything that it may wait for."""
+        """Wait until no compaction is running. The caller must not hold anything that a compaction may wait for."""
         with self._under_way:
-            """It has ended."""
+            pass
 
     def close(self) -> None:
-        """Let a compaction under way end."""
+        """Wait for a running compaction to end, and start no other one."""
         self._worker.close()
 
     def _is_due(self) -> bool:
@@ -124,10 +126,10 @@ class AutoCompaction:
                     self._compact_if_due()
                 finally:
                     self.is_under_way = False
-            self._compacted()  # nobody waits for this, and it may wait for others
+            self._compacted()  # without the lock: nobody waits for this call, and it may wait for others
             self.error = None
         except LockedError:
-            self.error = None  # somebody else is at it, and tries again if it fails
+            self.error = None  # another process is compacting, and tries again if it fails
         except Exception as error:
             self.error = str(error) if isinstance(error, OpslogError) else f"{type(error).__name__}: {error}"
             raise  # the worker logs it, and tries again
@@ -139,14 +141,14 @@ class AutoCompaction:
         try:
             self.note_manifest(manifests.newest())
             if self._is_due() or self.error is not None:
-                from opslog.compaction import compact as compaction  # few programs come to that
+                from opslog.compaction import compact as compaction  # few programs need it
 
                 compaction.compact(self._backend, self._environment)
                 self.note_manifest(manifests.newest())
         finally:
-            # Whatever the outcome: not again before the tail has grown by as much, or a tail that cannot be compacted
-            # (each of many agents within its undo window) would be compacted at every commit. What was written
-            # meanwhile counts as grown: this attempt may not have seen it.
+            # Whatever the outcome, wait until the tail has grown by as much again. Otherwise a tail that cannot be
+            # compacted (many agents, each within its undo window) would cause an attempt at every commit. Commits
+            # written meanwhile count as growth, because this attempt may not have seen them.
             if commits >= self._due_at:
                 self._due_at = commits + self._after
             self._due_at_cost = self.tail_cost + COMPACT_AFTER_COST

@@ -1,16 +1,16 @@
 """Compaction: move the cut forward and write the next snapshot and manifest, while everyone writes.
 
 1. Take the compaction lock. It only avoids double work: what follows is safe without it.
-2. Read the newest manifest and all logs to their ends, into a merge of their own. What is settled there is exactly what
-   may be compacted: no undo that anybody can still write reaches it. Where the recent commits of a log begin is its new
-   cut.
-3. Drop winners that lose against the snapshot (written with an old view); the rest, in order of id, is the new run.
-   When runs of one size tier have become four, they are merged into it, streaming.
-4. Write the parts, make the tails that were read durable, then create the manifest with the next number. If that
-   exists, somebody else was first: delete the parts.
+2. Read the newest manifest and all logs to their ends, into a merge of their own. The commits that are settled there
+   are exactly those that may be compacted: no undo that anybody can still write reaches them. The new cut of a log is
+   where its recent commits begin.
+3. Drop winners that lose against the snapshot because they were written with an old view. The others, in order of id,
+   are the new run. When a size tier has four runs, they are merged into it as a stream.
+4. Write the parts, make the tails that were read durable, and create the manifest with the next number. If that number
+   exists, another process was first: delete the parts.
 5. Collect garbage.
 
-It works through the backend alone, never through an open store's memory, so it runs in any process, beside anything.
+A compaction uses the backend alone and never the memory of an open store. So it can run in any process at any time.
 """
 
 from __future__ import annotations
@@ -54,24 +54,25 @@ T = TypeVar("T")
 
 LOCK = "compaction"
 
-# How many rows are kept, and let go of, together.
+# How many rows are kept in one tuple, and freed together.
 _TOGETHER = 1000
 
-# How long superseded files stay for `as_of`: seconds, a duration, or for ever.
+# How long superseded files stay for `as_of`: seconds, a duration, or forever.
 KeepHistory = float | timedelta | Literal["forever"]
 
-# Called as records are written: (how many so far, how many at most).
+# Called while records are written, with how many there are so far and how many there may be at most.
 Progress = Callable[[int, int], None]
 
 
 class Compaction(msgspec.Struct, frozen=True):
     """What a compaction did.
 
-    :ivar number: the manifest it published; None when there was nothing to do, or somebody else was first.
-    :ivar commits: how many commits it compacted; `records`.
-    :ivar bytes: how much it wrote.
+    :ivar number: the manifest it published; None if there was nothing to do, or if another process was first.
+    :ivar commits: how many commits it compacted.
+    :ivar records: how many records the new run has.
+    :ivar bytes: the size of the new run.
     :ivar runs_merged: how many older runs went into the new one.
-    :ivar sealed: idle agents whose undo window it ended.
+    :ivar sealed: the idle agents whose undo window it ended.
     :ivar garbage: what it deleted.
     """
 
@@ -108,7 +109,7 @@ def compact_unlocked(
     keep_history: KeepHistory | None = None,
     progress: Progress | None = None,
 ) -> Compaction:
-    """One compaction without the lock: as safe, but of two at once one works in vain."""
+    """One compaction without the lock. It is as safe, but if two run at once, one of them works in vain."""
     with short_switch_interval():
         manifests = ManifestStore(backend)
         read_at = environment.monotonic()
@@ -123,11 +124,11 @@ def compact_unlocked(
 
 
 class NewRows(Protocol):
-    """What a compaction adds to a snapshot: what is settled and wins against it.
+    """The rows that a compaction adds to a snapshot: the settled records that win against it.
 
-    :ivar count: how many rows.
-    :ivar bytes: of their lines.
-    :ivar documents: how many more documents the snapshot shows with them.
+    :ivar count: how many rows there are.
+    :ivar bytes: the size of their lines.
+    :ivar documents: how many more documents the snapshot shows with them; negative if they delete more.
     """
 
     count: int
@@ -135,20 +136,20 @@ class NewRows(Protocol):
     documents: int
 
     def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
-        """Write the parts of a run, of these rows and of older runs that go into it, with their indexes.
+        """Write the parts of a new run, with their indexes. It has these rows and those of the older runs in `merged`.
 
-        :param merged: the newest runs, newest first.
-        :param ages: decide which tombstones are left out.
+        :param merged: the newest runs of the snapshot, newest first.
+        :param ages: decides which tombstones are left out.
         """
 
 
 class CompactionInput(msgspec.Struct, frozen=True):
-    """What there is to compact: the new cut, the greatest clock and `ts` of all that was read, and what is settled.
+    """What there is to compact: the new cut, the greatest clock and `ts` of all that was read, and the settled rows.
 
-    :ivar logs: as of `Manifest.log_ends`.
+    :ivar logs: as in `Manifest.log_ends`.
     :ivar ends: the segments in which the logs that were read end (`tail_ends`).
     :ivar sealed: agents whose undo window was ended for this.
-    :ivar authors: as of `Manifest.settled_by`.
+    :ivar authors: as in `Manifest.settled_by`.
     """
 
     cut: dict[str, Cut]
@@ -162,12 +163,12 @@ class CompactionInput(msgspec.Struct, frozen=True):
 
 
 def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
-    """The segments to make durable before a manifest rests on what was read: a commit that another agent is still
-    writing can be seen already, and a power cut could take it away from under a manifest that compacts it.
+    """The segments to make durable before a manifest relies on them. A commit can be read before its agent has made it
+    durable. A power cut could then remove it although a manifest has compacted it.
 
-    Only the last segment of a log can have anything that is not durable, since a session makes durable what it finds
-    (`Backend.appender`), and so did whoever published the manifest with what lies before its cut. An empty one has
-    nothing that was read, and its agent may take it away, if it could not be made durable.
+    Only the last segment of a log can have bytes that are not durable: a session makes durable what it finds
+    (`Backend.appender`), and whoever published the manifest made durable what lies before its cut. An empty segment is
+    left out. Nothing was read from it, and its agent may remove it if it could not be made durable.
     """
     return [
         segment_path(agent, listed[-1].number)
@@ -177,11 +178,11 @@ def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
 
 
 def passed_by_undo(settled_by: Mapping[str, int], oldest: Callable[[str], int]) -> dict[str, int]:
-    """The transactions that a manifest has to name, since an undo by their authors would pass them: their agents' logs
-    have something older that an undo may cancel.
+    """The authors whose newest compacted transaction a manifest has to name, with its clock. They are those whose own
+    logs have an older commit that an undo may still cancel: the undo would skip the transaction.
 
-    :param settled_by: per author the clock of the newest one that is compacted.
-    :param oldest: of an agent, as of `oldest_undoable`.
+    :param settled_by: for each author, the clock of its newest compacted transaction.
+    :param oldest: returns `oldest_undoable` of an agent's log.
     """
     return {author: clock for author, clock in sorted(settled_by.items()) if 0 < oldest(author) < clock}
 
@@ -195,11 +196,11 @@ def publish(
     full: bool,
     keep_history: KeepHistory | None,
 ) -> Compaction:
-    """Publish the next manifest: what all compactions have in common, whoever reads and writes.
+    """Publish the next manifest. All compactions share this step; only reading and writing the rows differs.
 
-    :param old: the manifest that all was read for.
-    :param read: seals, and reads what is settled; may find that something was collected meanwhile. If there is a newer
-        manifest by then, somebody else was first, and that is no error.
+    :param old: the manifest that the compaction began with.
+    :param read: seals idle logs and returns what there is to compact. It may raise `MissingFileError` if a file was
+        collected meanwhile. If there is a newer manifest by then, another process was first, and that is no error.
     """
     settings = _with_history(old.settings, keep_history)
     sealed: tuple[str, ...] = ()
@@ -240,18 +241,21 @@ class Tail:
         self.merge = Merge(manifest.settings.undo_window, settled_by=dict(manifest.settled_by))
         self.cursors, self.segments = found.cursors, found.segments
         self.clock, self.ts = manifest.clock, manifest.ts
-        # Per agent where the newest commits of its log begin, as many as may be recent.
+        # For each agent, where the newest commits of its log begin: as many as an undo can reach.
         self._newest_positions = defaultdict[str, deque[tuple[int, int]]](lambda: deque(maxlen=self.merge.window))
 
     @classmethod
     def read(cls, backend: Backend, found: Survey) -> Tail:
-        """:raises MissingFileError: collected meanwhile."""
+        """Read the logs that a survey found.
+
+        :raises MissingFileError: a segment was collected meanwhile.
+        """
         tail = cls(found)
         tail.merge.load(tail._noted(read_logs(backend, tail.cursors, tail.segments, scans=True)))
         return tail
 
     def input(self, backend: Backend, sealed: tuple[str, ...], progress: Progress | None) -> CompactionInput:
-        """What there is to compact. To be called once: what is settled goes into its rows."""
+        """What there is to compact. Call this only once: it moves the settled records into the rows."""
         rows = _Winners(backend, self, progress)
         ends = tail_ends(self.segments, self.manifest.cut)
         recent = self.merge.recent
@@ -278,14 +282,14 @@ class Tail:
         return Cut(segment, offset, cursor.commits - recent, there=offset == 0)
 
     def seal_idle(self, backend: Backend, freshness: Freshness) -> tuple[str, ...]:
-        """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their
-        log can be compacted. Returns their names.
+        """End the undo window of agents that have been idle for longer than the store's undo TTL, so that their whole
+        logs can be compacted. Returns the names of the agents.
 
-        :raises MissingFileError: another compaction came first, and has collected what was to be read.
+        :raises MissingFileError: another compaction was first, and has collected segments that were still to be read.
         """
 
         def find_end(agent: str) -> Cursor | None:
-            has_grown = self._read_on(backend, agent)  # it came back, wrote and left since its log was read
+            has_grown = self._read_on(backend, agent)  # it came back, wrote and left meanwhile
             return None if has_grown else self.cursors[agent]
 
         now = backend.now()
@@ -309,7 +313,7 @@ class Tail:
             yield agent, chunk.commits
 
     def _read_on(self, backend: Backend, agent: str) -> int:
-        """Read what a log has got since; returns how many commits that was."""
+        """Read the new commits of a log. Returns how many there were."""
         cursor = self.cursors[agent]
         before = cursor.commits
         self.segments[agent] = list_log(backend, agent)
@@ -326,8 +330,8 @@ def _positions(cuts: dict[str, Cut]) -> dict[str, tuple[int, int]]:
 
 
 class _Winners:
-    """New rows in memory: made, at the cost of the tail, from what a `Tail` has settled, which is let go of. With the
-    kernel most of them stay the lines that they are."""
+    """New rows in memory, made of the settled records of a `Tail`, which loses them. Costs as much as the tail. With
+    the kernel most rows stay lines and are never decoded."""
 
     def __init__(self, backend: Backend, tail: Tail, progress: Progress | None) -> None:
         self._backend = backend
@@ -337,7 +341,7 @@ class _Winners:
         runs = [BlockRun(backend, run) for run in tail.manifest.runs]
         self._sets = self._take_sets(tail.merge, runs)
         winners = self._winners(tail.merge.settled, runs)
-        # In tuples: Python's garbage collector skips a tuple of rows, and would traverse a list of them.
+        # In tuples: Python's garbage collector skips a tuple of rows, but would traverse a list of them.
         self._rows = deque(batched(winners, _TOGETHER))
         self.count = sum(map(len, self._rows))
         self.bytes = sum(len(row.line) for some in self._rows for row in some)
@@ -349,8 +353,8 @@ class _Winners:
 
     @staticmethod
     def _take_sets(merge: Merge, runs: list[BlockRun]) -> _kernel.Winners | None:
-        """What is settled, out of `merge.settled` as far as it is sets of the usual form, and compared with the
-        snapshot; None where there is no kernel."""
+        """Take the sets of the usual form out of `merge.settled` and compare them with the snapshot. None without the
+        kernel."""
         if Table is None:
             return None
         from opslog.merge.lines import Lines
@@ -366,10 +370,11 @@ class _Winners:
         return sets
 
     def _winners(self, settled: dict[str, Record], runs: list[BlockRun]) -> Iterator[Row]:
-        """What is settled and wins against the snapshot, in order of id; counts the documents that come and go."""
+        """The settled records that win against the snapshot, in order of id. Adds to `documents` those that are new,
+        and subtracts those that are deleted."""
         lookups = [run.ascending(len(settled)) for run in runs]
         for id in in_order(settled):
-            record = settled.pop(id)  # from here on its line is enough
+            record = settled.pop(id)  # the line is enough from now on
             stored = first_found(lookups, id)
             if stored is None or outranks(record, stored):
                 self.documents += isinstance(record, Set) - isinstance(stored, Set)
@@ -402,7 +407,7 @@ class _Winners:
 
 
 class _Plan:
-    """What one compaction will write. It has not changed anything yet."""
+    """What one compaction will write. Nothing is changed on storage before `carry_out`."""
 
     def __init__(self, backend: Backend, old: Manifest, input: CompactionInput, settings: Settings, full: bool) -> None:
         self.backend = backend
@@ -411,28 +416,28 @@ class _Plan:
         self.settings = settings
         rows, runs = input.rows, old.runs
         merging = len(runs) + 1 if full else runs_to_merge([rows.bytes, *(run.bytes for run in runs)])
-        # Without anything new on top there is nothing to merge for, unless all is to become one.
+        # Without new rows there is no reason to merge runs, unless all of them are to become one.
         self.merged = runs[: merging - 1] if rows.count or full else []
         self.rewrites = full and (len(runs) > 1 or any(self._is_outdated(part) for run in runs for part in run.parts))
 
     def _is_outdated(self, part: Part) -> bool:
-        """Whether it has tombstones, or does not say which of its documents may be guarded, where there can be one."""
+        """Whether a part has tombstones, or does not list the ids from the shared log although the store has one."""
         return part.live < part.records or (part.shared is msgspec.UNSET and TRANSACTIONS in self.input.cut)
 
     @property
     def worthwhile(self) -> bool:
-        """Whether carrying it out would change anything but the number."""
+        """Whether carrying out the plan would change more than the manifest's number."""
         if self.input.rows.count or self.rewrites or self.settings != self.old.settings:
             return True
         if self.input.logs.keys() - self.old.cut.keys() - self.old.log_ends.keys():
-            return True  # nobody else says that they are there
+            return True  # no manifest says yet that these logs exist
         return _positions(self.input.cut) != _positions(self.old.cut)
 
     def carry_out(self, environment: Environment) -> Compaction:
         """Write the run, publish the manifest, collect garbage.
 
-        :raises AlreadyExistsError: somebody else published first.
-        :raises MissingFileError: and has collected already.
+        :raises AlreadyExistsError: another process published first.
+        :raises MissingFileError: another process published first, and has collected already.
         """
         ensure_identity(self.backend, environment.nonce)
         number = self.old.number + 1
@@ -448,8 +453,8 @@ class _Plan:
             self.backend.persist(self.input.ends)
             ManifestStore(self.backend).create(manifest)
         except (AlreadyExistsError, MissingFileError, WriteFailedError):
-            # Only where it is certain that no manifest names them. After an unknown outcome they stay, for the
-            # collector.
+            # Here it is certain that no manifest names the parts. After an unknown outcome they stay, and garbage
+            # collection finds out.
             self._discard(run)
             raise
         if self._is_passed(number):
@@ -465,7 +470,7 @@ class _Plan:
         )
 
     def _ages(self) -> Ages:
-        # All that is compacted was read before now, so everybody could read it.
+        # All compacted commits were read before now, so every process could read them by now.
         now = self.backend.now()
         takes_all = len(self.merged) == len(self.old.runs)
         oldest = format_ts(max(0.0, now - self.settings.tombstone_ttl_seconds)) if takes_all else ""
@@ -475,8 +480,9 @@ class _Plan:
         self.backend.delete([entry.path for entry in self.backend.list(f"{SNAPSHOTS}{run.name}/")])
 
     def _is_passed(self, number: int) -> bool:
-        """Whether this process was paused for so long that others had used the number, gone beyond it and collected it:
-        then what it published is dead, and garbage for their next compaction."""
+        """Whether this process was paused for so long that others had used the number, published later ones and
+        collected this one. Then nobody reads the manifest that was published here, and the next compaction deletes
+        it."""
         manifests = ManifestStore(self.backend)
         return manifests.newest_number() != number and number not in dict(manifests.retained())
 
@@ -495,17 +501,17 @@ class _Plan:
             oldest=min(number, oldest),
             folded=folded,
             authors=self.input.authors or msgspec.UNSET,
-            # In one order, whichever engine has read them, so that the bytes are the same.
+            # Sorted, so that the bytes are the same whichever engine has read the logs.
             logs=dict(sorted(self.input.logs.items())) or msgspec.UNSET,
         )
 
 
 def _taken(rows: deque[T]) -> Iterator[T]:
-    """The rows, let go of as they are taken: to free a million at once holds all threads up."""
+    """The rows, each freed once it was taken: freeing a million at once would block all threads."""
     while rows:
         yield rows.popleft()
 
 
 def first_found(lookups: Sequence[Callable[[str], Record | None]], id: str) -> Record | None:
-    """What the newest run that knows the document says of it."""
+    """The record of a document in the newest run that has one."""
     return next((record for get in lookups if (record := get(id)) is not None), None)

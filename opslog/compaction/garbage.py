@@ -1,19 +1,20 @@
-"""Garbage collection: what no retained manifest needs any more.
+"""Garbage collection: deleting what no retained manifest needs any more.
 
-Retained are the newest manifest and all that were still the newest within the grace period (or `keep_history`,
+The newest manifest is retained, and all that were still the newest within the grace period (or `keep_history`,
 whichever is longer), by the storage's clock. Garbage is
 
-- manifests that are not retained, as the newest one says: so that one which a delayed write brings back stays garbage;
-- segments wholly before the cut of the oldest retained manifest (cuts only move forward, and no log goes on before its
-  cut, so numbers are never used twice);
+- manifests that are not retained. The newest manifest says which ones are, so one that a delayed write brings back
+  stays garbage;
+- segments that end before the cut of the oldest retained manifest. Cuts only move forward, and no log continues before
+  its cut, so segment numbers are never used twice;
 - runs that no retained manifest names and whose number is not above the newest manifest's: those of superseded
-  manifests and of compactions that failed. A compaction under way aims at a number above it. One that was paused until
-  others used its number cannot publish any more: the number exists, or it is below the newest and so no longer the
-  truth;
-- temporary files that a creation left behind, and rows that a job put aside which was killed.
+  manifests and of failed compactions. A running compaction uses a greater number. If it is paused until others have
+  used its number, it can no longer publish: either the number exists, or it is below the newest, so no reader takes it
+  for the truth;
+- temporary files that were left behind when a file was created, and staged rows of a Spark job that was killed.
 
-Only who has just published the newest manifest collects, so two collectors at once have both seen all that the other
-needs.
+Only the process that has just published the newest manifest collects. So if two processes collect at once, each has
+seen everything that the other one needs.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from opslog.format.layout import MANIFESTS, OPS, SNAPSHOTS, STAGING, Kind, kind_
 from opslog.format.manifest import START, Manifest, Settings
 from opslog.snapshot.manifests import ManifestStore
 
-# No creation of one file takes this long.
+# Creating one file never takes this long.
 TEMPORARY_SECONDS = 3600.0
 
-# No Spark job takes this long between putting its first rows aside and its end.
+# A Spark job never takes this long between staging its first rows and its end.
 STAGED_SECONDS = 7 * 86400.0
 
 _LIFETIME_SECONDS = {Kind.TEMPORARY: TEMPORARY_SECONDS, Kind.STAGED: STAGED_SECONDS}
 
 
 class Garbage(msgspec.Struct, frozen=True):
-    """Files that may be deleted, in the order in which they must be: a manifest before what it names."""
+    """Files that may be deleted, in the order in which to delete them: a manifest goes before the files it names."""
 
     manifests: list[Entry]
     runs: list[Entry]
@@ -59,7 +60,7 @@ NOTHING = Garbage([], [], [], [])
 
 
 def oldest_retained(backend: Backend, now: float, settings: Settings) -> int:
-    """The number of the oldest manifest that is retained at `now` by the storage's clock; 0 where there is none."""
+    """The number of the oldest manifest that is retained at `now`, by the storage's clock; 0 if there is none."""
     keep = settings.keep_history_seconds
     keep_seconds = math.inf if keep is None else max(keep, settings.grace_seconds)
     retained = ManifestStore(backend).retained()
@@ -72,8 +73,11 @@ def oldest_retained(backend: Backend, now: float, settings: Settings) -> int:
 
 
 def find_garbage(backend: Backend, now: float, number: int, oldest: int) -> Garbage:
-    """What may be deleted at `now` by the storage's clock, if manifest `number` is still the newest, and `oldest` the
-    oldest that is retained; otherwise nothing."""
+    """Find what may be deleted at `now`, by the storage's clock. Finds nothing if manifest `number` is no longer the
+    newest.
+
+    :param oldest: the number of the oldest retained manifest.
+    """
     store = ManifestStore(backend)
     manifests = store.entries()
     if not manifests or manifests[-1][0] != number:
@@ -81,7 +85,7 @@ def find_garbage(backend: Backend, now: float, number: int, oldest: int) -> Garb
     try:
         retained = [store.read(number) for number, _ in manifests if number >= oldest]
     except MissingFileError:
-        return NOTHING  # somebody has published since, and is collecting
+        return NOTHING  # another process has published since, and is collecting
     files = [entry for prefix in (MANIFESTS, SNAPSHOTS, OPS, STAGING) for entry in backend.list(prefix)]
     return Garbage(
         [entry for number, entry in manifests if number < oldest],
@@ -92,7 +96,7 @@ def find_garbage(backend: Backend, now: float, number: int, oldest: int) -> Garb
 
 
 def collect(backend: Backend, number: int) -> Garbage:
-    """Delete what may be deleted; to be called right after publishing manifest `number`. Returns what was deleted."""
+    """Delete what may be deleted, and return it. Call this right after publishing manifest `number`."""
     manifests = ManifestStore(backend)
     entries = manifests.entries()
     if not entries or entries[-1][0] != number:
@@ -100,9 +104,9 @@ def collect(backend: Backend, number: int) -> Garbage:
     try:
         oldest = manifests.read(number).oldest
     except MissingFileError:
-        return NOTHING  # and have collected it
+        return NOTHING  # others have published since, and have collected it
     garbage = find_garbage(backend, entries[-1][1].modified, number, oldest)
-    # First the manifests, for good: a power cut must not bring one back of which the runs are gone.
+    # The manifests first, durably: a power cut must not bring back a manifest whose runs are gone.
     first = len(garbage.manifests)
     backend.delete(garbage.paths[:first])
     backend.delete(garbage.paths[first:])
@@ -110,7 +114,7 @@ def collect(backend: Backend, number: int) -> Garbage:
 
 
 def has_expired(entry: Entry, now: float) -> bool:
-    """Whether whoever was writing this file, or the job that put it aside, has been gone for long."""
+    """Whether a temporary or staged file is so old that its writer must be gone."""
     limit = _LIFETIME_SECONDS.get(kind_of(entry.path))
     return limit is not None and now - entry.modified > limit
 

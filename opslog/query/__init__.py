@@ -1,1 +1,1 @@
-"""Questions: which documents somebody asks for, in which order, and what answers that quickly. Pure."""
+"""Queries: the syntax of conditions and orders, what they mean, and the indexes that answer them quickly. Pure."""

@@ -1,6 +1,6 @@
-"""Conditions: what both forms of the filter language are read into, and what they are true of. Pure.
+"""Conditions: the tree that both forms of the filter language are parsed into, and its evaluation. Pure.
 
-Each condition is true or false of each document; there is no third value, and no comparison fails.
+Each condition is true or false of each document. There is no third value, and no comparison fails.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from opslog.query.paths import Path
 from opslog.query.rows import Rows
 from opslog.query.values import MISSING, OWN_KEYS, Key, key_of
 
-# What a condition says of a document, given as JSON, and its record.
+# Evaluates a condition on a decoded document and its record.
 Test = Callable[[Any, Set], bool]
 _OfValue = Callable[[Any], bool]
 
 
 class OneOf(NamedTuple):
-    """A value is equal to one of these, given by their keys. ``=`` and ``in``. A missing value counts as null."""
+    """``=`` or ``in``: the value equals one of some values, given by their keys. A missing value counts as null."""
 
     path: Path
     keys: frozenset[Key]
 
 
 class Range(NamedTuple):
-    """``<``, ``<=``, ``>`` or ``>=``: both are numbers, or both are strings, and in this order."""
+    """``<``, ``<=``, ``>`` or ``>=``: value and limit are both numbers or both strings, and stand in this order."""
 
     path: Path
     operator: str
@@ -36,7 +36,7 @@ class Range(NamedTuple):
 
 
 class Exists(NamedTuple):
-    """There is a value, and be it null."""
+    """There is a value, which may be null."""
 
     path: Path
 
@@ -67,7 +67,7 @@ RANGES = frozenset(_ORDERS)
 
 
 def compiled(condition: Condition) -> Test:
-    """What says whether a condition is true of a document."""
+    """A function that evaluates a condition on one document."""
     if isinstance(condition, And | Or):
         return _all_or_any(condition)
     if isinstance(condition, Not):
@@ -91,7 +91,7 @@ def _all_or_any(condition: And | Or) -> Test:
 
 
 def paths_of(condition: Condition) -> Iterator[Path]:
-    """The paths whose values it depends on."""
+    """The paths whose values a condition depends on."""
     if isinstance(condition, And | Or):
         for part in condition.parts:
             yield from paths_of(part)
@@ -102,7 +102,8 @@ def paths_of(condition: Condition) -> Iterator[Path]:
 
 
 def compiled_for_rows(condition: Condition) -> Callable[[Rows], Iterable[object]]:
-    """As `compiled`, for each of the documents of rows, in which the fields of its paths were read."""
+    """A function that evaluates a condition on each document of some rows, in which the fields of its paths were read.
+    Its results have the order of `Rows.ids`."""
     if isinstance(condition, And | Or):
         parts = tuple(map(compiled_for_rows, condition.parts))
         if not parts:

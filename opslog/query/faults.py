@@ -1,4 +1,4 @@
-"""What is wrong with a question, and where: with a caret below the text, or with the path in the mapping. Pure."""
+"""Errors in a query, with their place: a caret below the text, or the path in the mapping. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _SHOWN = 50
 
 
 class Fault(Exception):
-    """Found while a question is read; becomes a `QueryError` where the whole of it is known.
+    """An error found while a part of a query is parsed. The caller that knows the whole text or mapping makes a
+    `QueryError` of it.
 
-    :ivar at: where in a text, counted in characters.
+    :ivar at: its offset in the text, in characters.
     """
 
     def __init__(self, reason: str, at: int = 0) -> None:
@@ -22,21 +23,21 @@ class Fault(Exception):
         self.at = at
 
     def in_text(self, text: str, place: str = "") -> QueryError:
-        """The error about this place in a text.
+        """The `QueryError` for a fault in a text.
 
-        :param place: where in a mapping the text is.
+        :param place: the path to the text, if it is in a mapping.
         """
         shown, before = _excerpt(text, self.at)
         reason = f"{place}: {self.reason}" if place else self.reason
         return QueryError(f"{reason}\n  {shown}\n  {' ' * _columns(before)}^", self.at, place)
 
     def in_values(self, place: str) -> QueryError:
-        """The error about this place in a mapping."""
+        """The `QueryError` for a fault at this place in a mapping."""
         return QueryError(f"{place}: {self.reason}", None, place)
 
 
 def _excerpt(text: str, at: int) -> tuple[str, str]:
-    """The text around a place on one line, and what of it is before that place."""
+    """The text around an offset, on one line; and the part of it before the offset."""
     shown = "".join(" " if unicodedata.category(sign) in ("Cc", "Cf", "Zl", "Zp", "Cs") else sign for sign in text)
     first, last = max(0, at - _SHOWN), at + _SHOWN
     begin = "…" if first else ""
@@ -44,7 +45,7 @@ def _excerpt(text: str, at: int) -> tuple[str, str]:
 
 
 def _columns(text: str) -> int:
-    """How wide a text is in a font of one width."""
+    """The width of a text in a monospaced font, in columns."""
     return sum(
         0 if unicodedata.combining(sign) else 2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text
     )

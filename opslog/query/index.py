@@ -1,7 +1,7 @@
 """An index: which documents have which value at a path. Pure.
 
-Documents are in order of id under each value, and values in their order (`opslog.query.values.rank`), which is made
-when it is first asked for.
+Under each value the documents are in order of id. The values are sorted (`opslog.query.values.rank`) when a query first
+needs their order.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from opslog.query.conditions import Range
 from opslog.query.paths import Path
 from opslog.query.values import MISSING, NUMBER_RANK, TEXT_RANK, Key, rank
 
-# About how many bytes a document takes, and a key that it shares with no other one; measured with 200,000 documents.
+# About how many bytes of memory an entry takes for a document, and for a key; measured with 200,000 documents.
 _DOCUMENT_BYTES = 100
 _KEY_BYTES = 130
-# With more changes at once it costs less to sort the values anew.
+# With more changes at once, sorting all values again costs less than inserting each.
 _INSERTED_MAX = 500
 
 
 class Index:
     """The documents by their values at a path.
 
-    :param entries: each document's id and keys (`keys_at`). In order of id they take the least time.
-    :ivar bytes: about how much memory it takes.
+    :param entries: the id and keys (`keys_at`) of each document. The order of ids takes the least time.
+    :ivar bytes: about how much memory the index takes.
     """
 
     def __init__(self, path: Path, entries: Iterable[tuple[str, Iterable[Key]]]) -> None:
         self.path = path
         self.bytes = 0
-        # Per document its keys.
+        # The keys of each document.
         self._keys: dict[str, tuple[Key, ...]] = {}
-        # Per key the documents that have it: one id, or several in their order.
+        # The documents that have a key: one id, or a sorted list of them.
         self._ids: dict[Key, str | list[str]] = {}
-        # The keys in the order of their values, once that was asked for.
+        # The keys in the order of their values; None until a query needs it.
         self._order: list[Key] | None = None
-        # One tuple for all documents that have the same keys.
+        # All documents with the same keys share one tuple.
         shared: dict[tuple[Key, ...], tuple[Key, ...]] = {}
         for id, found in entries:
             keys = tuple(found)
             self._add(id, shared.setdefault(keys, keys))
 
     def __len__(self) -> int:
-        """How many documents there are."""
+        """The number of documents in the index."""
         return len(self._keys)
 
     def change(self, changes: Mapping[str, Iterable[Key] | None]) -> None:
-        """These documents have these keys now; None: there is no such document any more. An exception that ends this
-        early leaves the index useless."""
+        """Record the new keys of documents; None removes a document. If an exception ends this early, the index is
+        inconsistent and has to be dropped."""
         if len(changes) > _INSERTED_MAX:
             self._order = None
         for id, found in changes.items():
@@ -66,7 +66,7 @@ class Index:
         return (ids,) if isinstance(ids, str) else ids
 
     def between(self, ranges: Sequence[Range]) -> Iterator[Key]:
-        """The keys of the values of which all of these are true, in their order."""
+        """The keys of the values that lie in all of these ranges, in the order of the values."""
         order = self._ordered()
         start, stop = 0, len(order)
         for limit in ranges:
@@ -76,13 +76,13 @@ class Index:
             yield order[number]
 
     def ordered(self, is_descending: bool) -> Iterator[str]:
-        """All documents in the order of their values, those with equal values in order of id."""
+        """All documents in the order of their values. Documents with equal values are in order of id."""
         order = self._ordered()
         for key in reversed(order) if is_descending else order:
             yield from self.ids(key)
 
     def counts(self) -> dict[Key, int]:
-        """How many documents have each key."""
+        """The number of documents that have each key."""
         return {key: 1 if isinstance(ids, str) else len(ids) for key, ids in self._ids.items()}
 
     def _ordered(self) -> list[Key]:
@@ -133,10 +133,10 @@ def _size(key: Key) -> int:
 
 
 def _bounds(order: list[Key], limit: Range) -> tuple[int, int]:
-    """The first of the keys in a range, and the first one behind it."""
+    """Where a range starts and stops among sorted keys."""
     kind = TEXT_RANK if type(limit.limit) is str else NUMBER_RANK
     if kind == NUMBER_RANK and type(limit.limit) not in (int, float):
-        return 0, 0  # nothing is greater or less than such a value
+        return 0, 0  # nothing is greater or less than a limit of another type
     at = (kind, limit.limit)
     find = bisect_right if limit.operator in (">", "<=") else bisect_left
     place = find(order, at, key=rank)
@@ -146,7 +146,7 @@ def _bounds(order: list[Key], limit: Range) -> tuple[int, int]:
 
 
 def null_and_missing(keys: Iterable[Key]) -> Iterator[Key]:
-    """These keys, and that of a missing value where null is among them, as conditions compare them."""
+    """These keys; and if null is one of them, the key of a missing value too, because conditions treat both alike."""
     for key in keys:
         yield key
         if key is None:

@@ -1,4 +1,4 @@
-"""The filter language in Python: mappings from paths to what their values have to be. Pure.
+"""The filter language as Python mappings, from paths to the values they must have. Pure.
 
 {"status": "active"}                        status = "active"
 {"hours": {">": 3, "<=": 8}}                hours > 3 and hours <= 8
@@ -27,15 +27,15 @@ _OPERATORS = "=, !=, <, <=, >, >=, in, exists"
 
 
 def parse_mapping(where: Mapping[str, Any]) -> Condition:
-    """The condition that a mapping is.
+    """Parse a condition given as a mapping.
 
-    :raises QueryError: it is none; names the place in it.
+    :raises QueryError: it is not a condition; the error names the place.
     """
     return _all(where, "where", DEPTH_MAX)
 
 
 def _all(where: object, place: str, depth: int) -> Condition:
-    """:param depth: how many levels are left."""
+    """:param depth: how many more levels it may have."""
     if not isinstance(where, Mapping):
         raise Fault(f"a mapping from paths to values is expected here, not {type(where).__name__}").in_values(place)
     if depth <= 0:
@@ -103,7 +103,7 @@ def _comparison(path: Path, operator: object, operand: object, place: str) -> Co
 
 
 def _json(value: object, place: str) -> Any:
-    """A value as a document would hold it: members of an Enum, dates and the like as msgspec writes them."""
+    """A value as it would stand in a document. Members of an Enum, dates and so on are as msgspec writes them."""
     try:
         plain = msgspec.to_builtins(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -116,7 +116,7 @@ def _json(value: object, place: str) -> Any:
 
 
 def _lists(value: Any, depth: int) -> Any:
-    """With lists for tuples, which msgspec leaves as they are."""
+    """A value with its tuples turned into lists: msgspec leaves tuples as they are."""
     if depth <= 0:
         return value
     if isinstance(value, list | tuple):

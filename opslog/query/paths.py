@@ -1,11 +1,11 @@
-"""Paths: what names a value in a document. Pure.
+"""Paths, which name values in a document: their syntax, and how a value is found. Pure.
 
 status              a field
 due.year            a field in a field
-tasks[0].title      an item of an array, the first one being 0
+tasks[0].title      an item of an array; the first one is 0
 tags[*]             every item of an array
 "due date"."a.b"    names with spaces, dots or other signs, as JSON strings
-@id                 not in the document, but of it: @id, @author, @clock, @ts
+@id                 a field of the document's record: @id, @author, @clock, @ts
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _EVERY: tuple[str] = (EVERY,)
 
 _OF_RECORDS: dict[str, Callable[[Set], Any]] = {
     "id": lambda record: record.id,
-    # What is not committed yet has none of these.
+    # A record that is not committed yet has none of these.
     "author": lambda record: record.author or MISSING,
     "clock": lambda record: record.clock or MISSING,
     "ts": lambda record: record.ts or MISSING,
 }
 
-# What a path finds for a document and its record: the value, or MISSING. `Values` finds any number of them.
+# Reads the value at a path, or MISSING, from a document and its record. `Values` reads any number of values.
 Getter = Callable[[Any, Set], Any]
 Values = Callable[[Any, Set], Sequence[Any]]
 
@@ -48,7 +48,7 @@ Values = Callable[[Any, Set], Sequence[Any]]
 class Path(NamedTuple):
     """A path.
 
-    :ivar meta: the word after @, empty for a value in the document.
+    :ivar meta: the word after @; empty if the path leads into the document.
     """
 
     steps: tuple[Step, ...]
@@ -64,7 +64,7 @@ class Path(NamedTuple):
         return self.meta == "id"
 
     def getter(self) -> Getter:
-        """What finds the value of a path that leads to one."""
+        """A function that reads the value at this path. Not for a path that may lead to several values."""
         if self.meta:
             of = _OF_RECORDS[self.meta]
             return lambda document, record: of(record)
@@ -74,18 +74,18 @@ class Path(NamedTuple):
         return lambda document, record: _follow(steps, document)
 
     def values(self) -> Values:
-        """What finds all values of a path; none where it leads to nothing."""
+        """A function that reads all values at this path. There may be none."""
         steps = self.steps
         return lambda document, record: _follow_all(steps, document)
 
     @property
     def field(self) -> str | None:
-        """The field at the top of a document in which it begins; None where it does not lead into the document."""
+        """The top-level field with which this path begins; None if the path does not lead into the document."""
         name = self.steps[0] if self.steps else None
         return name if isinstance(name, str) else None
 
     def column(self, rows: Rows) -> Iterable[Any]:
-        """What `getter` finds for each of these documents, whose `field` was read."""
+        """The value that `getter` would read, for each document of rows in which `field` was read."""
         if self.is_id:
             return rows.ids
         values = rows.columns[self.steps[0]]  # type: ignore[index]  # the field
@@ -93,7 +93,7 @@ class Path(NamedTuple):
         return map(partial(_follow, rest), values) if rest else values
 
     def columns(self, rows: Rows) -> Iterable[Sequence[Any]]:
-        """What `values` finds for each of them."""
+        """The values that `values` would read, for each document of rows in which `field` was read."""
         return map(partial(_follow_all, self.steps[1:]), rows.columns[self.steps[0]])  # type: ignore[index]
 
     def __str__(self) -> str:
@@ -137,9 +137,9 @@ def _after(value: Any, step: Step) -> Any:
 
 
 def parse_path(text: str) -> Path:
-    """The path that a text is.
+    """Parse a text that is one path.
 
-    :raises QueryError: it is none; points at the place in it.
+    :raises QueryError: it is not a path; the error points at the place.
     """
     try:
         return read_path(text)
@@ -148,9 +148,9 @@ def parse_path(text: str) -> Path:
 
 
 def read_path(text: str) -> Path:
-    """Likewise.
+    """Parse a text that is one path and a part of a query.
 
-    :raises Fault: it is none.
+    :raises Fault: it is not a path.
     """
     path, end = scan_path(text, 0)
     if end < len(text):
@@ -159,9 +159,9 @@ def read_path(text: str) -> Path:
 
 
 def scan_path(text: str, start: int) -> tuple[Path, int]:
-    """The path that begins at a place in a text, and where it ends.
+    """Parse the path that begins at `start`. Returns it and the offset of its end.
 
-    :raises Fault: none does.
+    :raises Fault: no path begins there.
     """
     if match := _META.match(text, start):
         if match[1] not in _OF_RECORDS:
@@ -194,9 +194,9 @@ def _scan_name(text: str, start: int) -> tuple[str, int]:
 
 
 def scan_string(text: str, start: int) -> tuple[str, int]:
-    """The JSON string that begins at a place in a text, and where it ends.
+    """Parse the JSON string that begins at `start`. Returns it and the offset of its end.
 
-    :raises Fault: it is none.
+    :raises Fault: no JSON string begins there.
     """
     match = _STRING.match(text, start)
     if match is None:

@@ -1,6 +1,6 @@
-"""How a question can be answered without reading every document: which indexes narrow it down. Pure.
+"""Planning: which indexes narrow a query down, so that it need not read every document. Pure.
 
-What an index gives is a superset of the answer: the condition is always evaluated on each document itself.
+An index returns a superset of the answer. The condition is always evaluated on each of these documents.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from opslog.query.paths import Path
 
 
 class Between(NamedTuple):
-    """Documents whose value at a path is in all of these ranges."""
+    """Find documents whose value at a path is in all of these ranges."""
 
     path: Path
     ranges: tuple[Range, ...]
 
 
 class AnyOf(NamedTuple):
-    """Documents that one of these finds."""
+    """Find documents that at least one of these parts finds."""
 
     parts: tuple[tuple[Access, ...], ...]
 
 
-# What finds all documents that fulfil a condition, and maybe others.
+# A way to find all documents that fulfil a condition. It may find others, too.
 Access = OneOf | Between | AnyOf
 
 
 def accesses(condition: Condition) -> tuple[Access, ...]:
-    """What finds the documents that fulfil a condition: each of these finds all of them. Equalities come first: they
-    are the most likely to find few."""
+    """The ways to find the documents that fulfil a condition. Each way finds all of them. Equalities come first: they
+    are the most likely to find few documents."""
     if isinstance(condition, OneOf):
         return (condition,)
     if isinstance(condition, Range):
@@ -63,7 +63,7 @@ def _likeliness(access: Access) -> int:
 
 
 def wanted(ways: tuple[Access, ...]) -> Iterator[Path]:
-    """The paths whose indexes these use, the most useful ones first."""
+    """The paths whose indexes these ways need, the most useful paths first."""
     for access in ways:
         if isinstance(access, AnyOf):
             for part in access.parts:
@@ -75,9 +75,9 @@ def wanted(ways: tuple[Access, ...]) -> Iterator[Path]:
 class Candidates(NamedTuple):
     """Documents that may fulfil a condition.
 
-    :ivar size: how many; of several values, a document that has more than one of them counts for each.
-    :ivar ids: begins an iteration over them in order of id.
-    :ivar path: whose index found them.
+    :ivar size: how many. A document that has several of the values counts once for each.
+    :ivar ids: starts an iteration over them in order of id.
+    :ivar path: the path whose index found them.
     """
 
     size: int
@@ -86,8 +86,8 @@ class Candidates(NamedTuple):
 
 
 def best(ways: tuple[Access, ...], indexes: Mapping[Path, Index], most: int) -> Candidates | None:
-    """The fewest candidates that any of these finds with these indexes; None if none can be used, or those that can
-    find more than `most`. Of the documents of a single value, which need not be gathered, there may be more."""
+    """The smallest set of candidates that any of these ways finds. None if no way has its index here, or each finds
+    more than `most`. The documents of one single value may be more, because they need not be gathered."""
     found = [candidates for access in ways if (candidates := _candidates(access, indexes, most)) is not None]
     return min(found, key=lambda candidates: candidates.size, default=None)
 
@@ -142,7 +142,7 @@ def _any_of(access: AnyOf, indexes: Mapping[Path, Index], most: int) -> Candidat
 
 
 def counted(condition: Condition, indexes: Mapping[Path, Index]) -> int | None:
-    """How many documents fulfil a condition, where an index alone says so."""
+    """The number of documents that fulfil a condition; None if an index alone cannot say it."""
     if not isinstance(condition, OneOf | Range) or condition.path.has_many or condition.path.is_id:
         return None
     index = indexes.get(condition.path)

@@ -1,4 +1,4 @@
-"""A question: which documents, in which order, how many of them. Pure."""
+"""A query: which documents, in which order, and how many; and its evaluation on documents. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from opslog.query.values import MISSING, Key, Rank, key_of, keys_of, rank, value
 
 # A condition as a text or as a mapping; `docs/queries.md` describes both.
 Where = str | Mapping[str, Any]
-# A path, or several; a minus before one turns its order round.
+# A path or several. A minus before a path reverses its order.
 OrderBy = str | Sequence[str]
 
 
 class Order(NamedTuple):
-    """The order of the values at a path; of documents with equal values the order of their ids."""
+    """Sort by the values at a path. Documents with equal values are in order of id."""
 
     path: Path
     is_descending: bool
@@ -37,9 +37,9 @@ class Order(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What `find` is asked.
+    """The arguments of `find`, parsed.
 
-    :ivar limit: None: all of them.
+    :ivar limit: the largest number of documents; None: all of them.
     """
 
     condition: Condition
@@ -49,22 +49,24 @@ class Question(NamedTuple):
 
     @property
     def last(self) -> int | None:
-        """How many matches are enough to answer it, if they come in its order."""
+        """The number of matches that are enough for the answer, if they come in its order; None: all."""
         return None if self.limit is None else self.offset + self.limit
 
     @property
     def names(self) -> Names:
-        """The fields that have to be read to find its answer; none are of use where every document is in it."""
+        """The fields that must be read to find the answer. None if every document is in it: then fields are of no
+        use."""
         if self.condition == EVERYTHING and not self.order:
             return None
         return names_of(chain(paths_of(self.condition), (order.path for order in self.order)))
 
     def matches(self, rows: Iterable[Rows], read: Callable[[Set], Document]) -> Iterator[tuple[Set, Document | None]]:
-        """The answer: records, each with its document if that was read. Without an order they come as they are found.
+        """The answer: records, each with its document if that was read. Without an order they come in the order of
+        `rows`.
 
-        :param rows: all documents, or all that can fulfil the condition, in order of id. Of those whose fields were
-            read, they are `names`.
-        :param read: gives the document of a record, as the caller's own.
+        :param rows: all documents, or all that may fulfil the condition, in order of id. Where fields were read, they
+            are `names`.
+        :param read: returns the document of a record, which then belongs to the caller.
         """
         chosen = _Chosen(self.condition, read)
         if self.order:
@@ -73,11 +75,11 @@ class Question(NamedTuple):
             yield from islice(chain.from_iterable(map(chosen.documents, rows)), self.offset, self.last)
 
     def _sorted(self, rows: Iterable[Rows], chosen: _Chosen) -> list[Set]:
-        # Without the documents: a few of very many may be wanted.
+        # Documents are not kept: there may be very many, of which few are wanted.
         ranked: list[_Ranked] = []
         for some in rows:
             ranked += merge(self._ranked_rows(some, chosen), self._ranked_others(some, chosen), key=_id_of)
-        # The last order first: sorting leaves what is equal as it is.
+        # Sort by the last order first. Sorting is stable, so earlier orders count for more.
         for number, order in reversed(list(enumerate(self.order))):
             ranked.sort(key=partial(_rank_of, number), reverse=order.is_descending)
         return [found.record for found in ranked[self.offset : self.last]]
@@ -97,9 +99,9 @@ class Question(NamedTuple):
 
 
 class _Ranked(NamedTuple):
-    """A document with what sorts it.
+    """A document with its ranks in each order.
 
-    :ivar source: its record, or the rows that have it, with its `number` there.
+    :ivar source: its record, or the rows that have it; then `number` is its place there.
     """
 
     id: str
@@ -121,7 +123,7 @@ def _rank_of(number: int, ranked: _Ranked) -> Rank:
 
 
 class _Chosen:
-    """The documents of which a condition is true."""
+    """Chooses the documents that fulfil a condition."""
 
     def __init__(self, condition: Condition, read: Callable[[Set], Document]) -> None:
         self._of_rows = compiled_for_rows(condition)
@@ -130,11 +132,11 @@ class _Chosen:
         self._read = read
 
     def of_rows(self, rows: Rows) -> Iterable[object]:
-        """Of each of the documents whose fields were read, whether it is one of them."""
+        """For each document whose fields were read, whether it is chosen."""
         return self._of_rows(rows) if rows.ids else ()
 
     def documents(self, rows: Rows) -> Iterator[tuple[Set, Document | None]]:
-        """All of them in order of id, each with its document if that was read."""
+        """The chosen records in order of id, each with its document if that was read."""
         if not rows.ids:
             return zip(sets_of(rows.others), repeat(None)) if self._is_everything else self.others(rows)
         found = iter(rows.matches(compress(count(), self.of_rows(rows))))
@@ -143,8 +145,8 @@ class _Chosen:
     def _with_others(
         self, found: Iterable[tuple[Set, Document | None]], rows: Rows
     ) -> Iterator[tuple[Set, Document | None]]:
-        """What was found in the rows, with those of the others around it. Each of these is read when it is reached: it
-        may be one that cannot be read, behind all that are wanted."""
+        """Merge what was found by fields with the chosen ones of the other records, in order of id. Another record is
+        read only when it is reached: one that cannot be read may come after all documents that the caller wants."""
         others: Iterable[tuple[Set, Document | None]] = zip(sets_of(rows.others), repeat(None))
         ordered = merge(zip(found, repeat(True)), zip(others, repeat(False)), key=lambda match: match[0][0].id)
         for (record, document), is_chosen in ordered:
@@ -154,21 +156,22 @@ class _Chosen:
                 yield record, read
 
     def others(self, rows: Rows) -> Iterator[tuple[Set, Document]]:
-        """Those of which no field was read."""
+        """The chosen ones of the records whose fields were not read."""
         read, is_true = self._read, self._is_true
         return ((record, document) for record in sets_of(rows.others) if is_true(document := read(record), record))
 
 
 def names_of(paths: Iterable[Path]) -> Names:
-    """The fields in which these paths begin; None where one needs more than a document's fields and its id."""
+    """The fields with which these paths begin. None if a path needs more than a document's fields and its id."""
     names = {path.field: path.is_id for path in paths if not path.is_id}
     return None if None in names else tuple(names)  # type: ignore[arg-type]
 
 
 def parse(where: Where | Condition | None) -> Condition:
-    """The condition that a text or a mapping is; None is true of every document. One that was parsed stays as it is.
+    """Parse a condition given as a text or a mapping. None is true of every document. A parsed condition is returned as
+    it is.
 
-    :raises QueryError: it is none; points at the place in it.
+    :raises QueryError: it is not a condition; the error points at the place.
     """
     if where is None:
         return EVERYTHING
@@ -182,14 +185,14 @@ def parse(where: Where | Condition | None) -> Condition:
 
 
 def all_of(conditions: Sequence[Condition]) -> Condition:
-    """The condition that is true where all of these are."""
+    """The condition that is true if all of these are."""
     return conditions[0] if len(conditions) == 1 else And(tuple(conditions))
 
 
 def parse_order(order_by: OrderBy | None) -> tuple[Order, ...]:
-    """The orders that these paths are.
+    """Parse the paths to sort by.
 
-    :raises QueryError: one is none.
+    :raises QueryError: one is not a path.
     """
     if order_by is None:
         return ()
@@ -210,10 +213,10 @@ def _order(text: str) -> Order:
 
 
 def question(where: Where | None, order_by: OrderBy | None, limit: int | None, offset: int) -> Question:
-    """What `find` is asked.
+    """Parse the arguments of `find`.
 
-    :raises QueryError: a condition or path is none.
-    :raises UsageError: the limit or the offset is no number from 0 on.
+    :raises QueryError: the condition or a path cannot be parsed.
+    :raises UsageError: the limit or the offset is not an integer from 0 on.
     """
     if limit is not None:
         _check_number("limit", limit)
@@ -227,21 +230,21 @@ def _check_number(name: str, number: object) -> None:
 
 
 class Grouping(NamedTuple):
-    """What `group` is asked."""
+    """The arguments of `group`, parsed."""
 
     path: Path
     condition: Condition
 
     @property
     def names(self) -> Names:
-        """The fields that have to be read to find its answer."""
+        """The fields that must be read to find the answer."""
         return names_of(chain(paths_of(self.condition), [self.path]))
 
 
 def grouping(by: str, where: Where | None) -> Grouping:
-    """What `group` is asked.
+    """Parse the arguments of `group`.
 
-    :raises QueryError: the path or the condition is none.
+    :raises QueryError: the path or the condition cannot be parsed.
     """
     if not isinstance(by, str):
         raise Fault(f"a path such as due.year is expected here, not {type(by).__name__}").in_values("by")
@@ -249,10 +252,10 @@ def grouping(by: str, where: Where | None) -> Grouping:
 
 
 class Group(NamedTuple):
-    """How many documents have a value.
+    """The number of documents that have a value.
 
     :ivar value: the value; None for null and for documents without the field.
-    :ivar documents: how many.
+    :ivar documents: how many documents have it.
     """
 
     value: Any
@@ -260,7 +263,8 @@ class Group(NamedTuple):
 
 
 def keys_at(path: Path) -> Callable[[Any, Set], Iterable[Key]]:
-    """What says under which keys a document is found by the values at a path: each key once."""
+    """A function that returns the keys of a document's values at a path, each key once. An index lists the document
+    under them."""
     if path.has_many:
         values = path.values()
         return lambda document, record: frozenset(map(key_of, values(document, record)))
@@ -269,20 +273,20 @@ def keys_at(path: Path) -> Callable[[Any, Set], Iterable[Key]]:
 
 
 def keys_of_rows(path: Path, rows: Rows) -> Iterable[Iterable[Key]]:
-    """What `keys_at` says of each of the documents whose field was read."""
+    """The keys that `keys_at` would return, for each document of rows in which the path's field was read."""
     if path.has_many:
         return (frozenset(map(key_of, values)) for values in path.columns(rows))
     return zip(keys_of(path.column(rows)))
 
 
 def count_of(condition: Condition, rows: Iterable[Rows], read: Callable[[Set], Document]) -> int:
-    """How many of these documents fulfil a condition."""
+    """The number of these documents that fulfil a condition."""
     chosen = _Chosen(condition, read)
     return sum(sum(map(bool, chosen.of_rows(some))) + sum(1 for _ in chosen.others(some)) for some in rows)
 
 
 def groups_of(asked: Grouping, rows: Iterable[Rows], read: Callable[[Set], Document]) -> list[Group]:
-    """The groups of these documents."""
+    """Group these documents by their values at a path."""
     chosen, keys = _Chosen(asked.condition, read), keys_at(asked.path)
     counts: Counter[Key] = Counter()
     for some in rows:
@@ -296,7 +300,7 @@ def groups_of(asked: Grouping, rows: Iterable[Rows], read: Callable[[Set], Docum
 def entries_of(
     path: Path, rows: Iterable[Rows], read: Callable[[Set], Document]
 ) -> Iterator[tuple[str, Iterable[Key]]]:
-    """Each of these documents' ids and keys, about in order of id."""
+    """The id and keys of each of these documents, roughly in order of id."""
     keys = keys_at(path)
     for some in rows:
         if some.ids:
@@ -306,7 +310,7 @@ def entries_of(
 
 
 def groups(counts: Mapping[Key, int]) -> list[Group]:
-    """The groups of documents by their keys: the greatest first, equal ones in the order of their values."""
+    """The groups for these counts: the largest first, groups of the same size in the order of their values."""
     counts = dict(counts)
     if missing := counts.pop(MISSING, 0):
         counts[None] = counts.get(None, 0) + missing

@@ -1,7 +1,7 @@
 """Rows: many documents of which only some fields are read, out of lines of records. Pure.
 
-To decode a whole document takes several times as long as what a question needs of it. Where the kernel reads the
-fields, the rest of a document is checked all the same: what cannot be read exactly is left to Python, which says why.
+Decoding a whole document takes several times as long as reading the fields that a query needs. The kernel checks the
+rest of each document all the same. It leaves a line that it cannot read exactly to Python, which raises the error.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from opslog.format.exact import load_documents
 from opslog.kernel import fields
 from opslog.query.values import MISSING
 
-# The names of the fields, at the top of a document, that are needed of it. None: more than that.
+# The names of the top-level fields that a query needs. None: it needs more than that.
 Names = tuple[str, ...] | None
 
 
 class Rows:
-    """Some records, each in exactly one of two places.
+    """Some records. Each is either in `ids` or in `others`.
 
     :ivar ids: the documents whose fields were read, in order.
-    :ivar columns: per name the values that it has in these, or `MISSING`. They are read only.
+    :ivar columns: for each name, the values of the field in these documents, or `MISSING`. Never modify them.
     :ivar others: the other records in order of id, deletes included. Nothing of their documents was read.
     """
 
@@ -41,17 +41,17 @@ class Rows:
         self.columns = columns
         self.others = others
         self._source = source
-        # Of each of the documents, what the source knows it by.
+        # For each of `ids`, its number in the source.
         self._numbers = numbers
 
     @classmethod
     def unread(cls, records: Iterable[Record]) -> Rows:
-        """Records of which nothing was read."""
+        """Rows for records whose fields are not read."""
         return cls((), {}, records, _Decoded([], []), ())
 
     @property
     def last(self) -> str:
-        """The greatest id in what was read of some lines."""
+        """The greatest id. Only for rows made of lines or of a sequence of records."""
         return max([*self.ids[-1:], *(record.id for record in list(self.others)[-1:])])
 
     def sets(self, places: Iterable[int]) -> list[Set]:
@@ -59,13 +59,14 @@ class Rows:
         return self._source.sets([self._numbers[place] for place in places])
 
     def matches(self, places: Iterable[int]) -> Iterable[tuple[Set, Document | None]]:
-        """Likewise with the documents, the caller's own: ask for each once. None: it was not read."""
+        """These records with their documents; None: the document was not decoded. The documents belong to the caller,
+        so ask for each only once."""
         numbers = [self._numbers[place] for place in places]
         sets = self._source.sets(numbers)
         return zip(sets, self._source.documents(numbers, sets), strict=True)
 
     def without(self, ids: Collection[str], others: Iterable[Record]) -> Rows:
-        """The rows without these documents, and with these other records."""
+        """A copy without the documents of these ids, and with `others` in place of its own."""
         kept = [id not in ids for id in self.ids]
         columns = {name: list(compress(column, kept)) for name, column in self.columns.items()}
         numbers = list(compress(self._numbers, kept))
@@ -73,16 +74,16 @@ class Rows:
 
 
 def sets_of(records: Iterable[Record]) -> Iterator[Set]:
-    """Those that are documents."""
+    """The records that are sets, without deletes."""
     return (record for record in records if isinstance(record, Set))
 
 
 class Reader:
-    """Reads what a question needs of records.
+    """Reads the fields that a query needs out of records.
 
-    :param names: no name twice.
-    :param version: documents of another schema version are left to others, since `migrate` may change them; None: of
-        any.
+    :param names: the fields, each once.
+    :param version: a document of another schema version goes to `Rows.others`, because `migrate` may change it. None:
+        documents of all versions are read here.
     """
 
     def __init__(self, names: Names, version: int | None) -> None:
@@ -90,10 +91,11 @@ class Reader:
         self._version = version
 
     def lines(self, text: bytes, path: str, offset: int) -> Rows:
-        """What is in whole lines of records.
+        """Read whole lines of records.
 
-        :param path: where they are from, and `offset` where they begin there, for messages.
-        :raises CorruptError: one of them is no record.
+        :param path: the file that they are from; messages name it.
+        :param offset: where they begin in it, in bytes.
+        :raises CorruptError: a line is not a record.
         """
         names = self._names
         found = None if fields is None or names is None else fields(text, names, self._version or 0, MISSING)
@@ -105,7 +107,7 @@ class Reader:
         return Rows(ids, dict(zip(names, columns, strict=True)), lines.records(left), lines, numbers)
 
     def records(self, records: Sequence[Record]) -> Rows:
-        """What is in records."""
+        """Read records that are decoded already."""
         names, version = self._names, self._version
         if names is None:
             return Rows.unread(records)
@@ -121,25 +123,25 @@ class Reader:
 
 
 class _Source(Protocol):
-    """Where rows are from."""
+    """Has the records of rows, by their numbers."""
 
     def sets(self, numbers: Sequence[int]) -> list[Set]: ...
 
     def documents(self, numbers: Sequence[int], sets: Sequence[Set]) -> Iterable[Document | None]:
         """
-        :param sets: those with these numbers.
+        :param sets: the records with these numbers.
         """
 
 
 class _Lines:
-    """Lines, of which a few are decoded later."""
+    """Lines, of which only the records that are wanted will be decoded."""
 
     def __init__(self, text: bytes, path: str, offset: int) -> None:
         self._place = text, path, offset
         self._split: list[bytes] | None = None
 
     def records(self, numbers: Sequence[int]) -> list[Record]:
-        """:raises CorruptError: one of them is none."""
+        """:raises CorruptError: a line is not a record."""
         if not numbers:
             return []
         text, path, offset = self._place
@@ -149,7 +151,7 @@ class _Lines:
         try:
             return decode_records(b"".join([b"%b\n" % lines[number] for number in numbers]), path, offset)
         except CorruptError:
-            decode_records(text, path, offset)  # raises, with the place
+            decode_records(text, path, offset)  # raises an error with the right offset
             raise
 
     def sets(self, numbers: Sequence[int]) -> list[Set]:

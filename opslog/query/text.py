@@ -7,8 +7,8 @@
                 | path [ "not" ] "in" array
     value       = a JSON value | word
 
-A word is a string without quotes: signs that are no space and none of ``( ) [ ] { } , " ' = < > !``. Words of the
-language are written in small letters or in capitals; a field that is named like one is written with quotes.
+A word is a string without quotes. It has no spaces and none of the characters ``( ) [ ] { } , " ' = < > !``. Keywords
+are written in lower case or in capitals. A field whose name is a keyword is written in quotes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from opslog.query.faults import Fault
 from opslog.query.paths import Path, scan_path, scan_string
 from opslog.query.values import key_of
 
-# No question has so many levels; deeper ones would end Python's stack.
+# No real query has so many levels. Much deeper ones would overflow Python's stack.
 DEPTH_MAX = 100
 
 _SPACE = re.compile(r"\s*")
@@ -31,7 +31,7 @@ _WORD = re.compile(r"""[^\s()\[\]{},"'=<>!]+""")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _OPERATORS = "=, !=, <, <=, >, >=, in or not in"
-# What other languages write, and what is written here; for messages.
+# How operators of other languages are written here; for messages.
 _OTHER_SIGNS = {"==": "=", "<>": "!=", "=<": "<=", "=>": ">="}
 _OTHER_WORDS = {
     "is": "is null is written as = null (true also where the field is missing), and is not null as != null",
@@ -44,9 +44,9 @@ _OTHER_WORDS["ilike"] = _OTHER_WORDS["like"]
 
 
 def parse_text(text: str) -> Condition:
-    """The condition that a text is.
+    """Parse a condition given as a text.
 
-    :raises QueryError: it is none; points at the place in it.
+    :raises QueryError: it is not a condition; the error points at the place.
     """
     try:
         return _Reader(text).read()
@@ -55,10 +55,7 @@ def parse_text(text: str) -> Condition:
 
 
 class _Reader:
-    """Reads a text from its beginning to its end.
-
-    :ivar at: where it is.
-    """
+    """A recursive-descent parser of one text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -78,7 +75,7 @@ class _Reader:
         return Fault(reason, at)
 
     def _other_word(self) -> str | None:
-        """How the word of another language that comes next is written here."""
+        """If the next word is one of another language, how to write it here."""
         return _OTHER_WORDS.get((self._word() or "").lower())
 
     def _any(self) -> Condition:
@@ -226,7 +223,7 @@ class _Reader:
         return match[0] if match else None
 
     def _takes(self, keyword: str) -> bool:
-        """Whether a word of the language comes next, which is passed then."""
+        """Skip a keyword if it comes next. Returns whether it did."""
         self._skip_space()
         word = self._word()
         if word is None or _plain(word) != keyword:
@@ -252,5 +249,5 @@ _RESERVED = frozenset({"and", "or", "not", "in", "exists", *_CONSTANTS})
 
 
 def _plain(word: str) -> str:
-    """A word of the language in small letters."""
+    """A keyword in lower case. A word of mixed case is no keyword and stays as it is."""
     return word.lower() if word.isupper() else word

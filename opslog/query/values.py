@@ -1,6 +1,6 @@
-"""JSON values compared: which are equal, and the order of all of them. Pure.
+"""Comparing JSON values: which are equal, and their order. Pure.
 
-Each value has a *key*: two values are equal if, and only if, their keys are. Keys can be hashed.
+Each value has a *key*. Two values are equal if and only if their keys are. Keys are hashable.
 
     null, a missing value       None, MISSING
     a number, a string          itself: 1 and 1.0 are equal, and integers are compared exactly
@@ -41,18 +41,18 @@ def key_of(value: Any) -> Key:
     return key
 
 
-# Of these types a value is its own key.
+# A value of one of these types is its own key.
 OWN_KEYS = frozenset({str, int, float, type(None), Missing})
 
 
 def keys_of(values: Iterable[Any]) -> list[Key]:
-    """The key of each of many."""
+    """The keys of many values."""
     return [value if type(value) in OWN_KEYS else key_of(value) for value in values]
 
 
 def value_of(key: Key) -> Any:
-    """A value that has this key. Of the numbers that are equal it is always the same one: an integer, if one is among
-    them. None for MISSING."""
+    """A value that has this key; None for MISSING. Equal numbers give the same value: an integer if one of them is
+    an integer."""
     if isinstance(key, tuple):
         kind, content = key
         if kind == "b":
@@ -65,7 +65,7 @@ def value_of(key: Key) -> Any:
     return None if key is MISSING else key
 
 
-# What sorts keys: a rank per kind of value, then the value.
+# Sorts keys: first by the kind of value, then by the value.
 Rank = tuple[Any, ...]
 
 NO_RANK, NULL_RANK, BOOL_RANK, NUMBER_RANK, TEXT_RANK, ARRAY_RANK, OBJECT_RANK = range(7)
@@ -91,9 +91,9 @@ def rank(key: Key) -> Rank:
 
 
 def json_fault(value: Any, place: str, depth: int) -> tuple[str, str] | None:
-    """(what is wrong, where) of the first thing in a value that no document could hold, or None.
+    """Find the first part of a value that no document could hold. Returns (what is wrong, where), or None.
 
-    :param depth: how many levels are left.
+    :param depth: how many more levels it may have.
     """
     kind = type(value)
     if kind in (list, dict) and depth <= 0:

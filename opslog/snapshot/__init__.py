@@ -1,1 +1,1 @@
-"""Manifests and sorted runs of records on storage: how they are found, read and written."""
+"""Manifests and sorted runs of records on storage: finding, reading and writing them."""

@@ -1,5 +1,5 @@
-"""Which store this is: an id in a file that is created once, so that what belongs to one store is not taken for
-another's. A copy gets an id of its own."""
+"""The store's id, in a file that is created once. It keeps a token of one store from being used on another. A copy gets
+an id of its own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from opslog.format.prepared import prepare
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What stands in the file.
+    """The content of the file.
 
-    :ivar id: letters and digits, at random.
+    :ivar id: random letters and digits.
     """
 
     id: str
@@ -28,8 +28,8 @@ prepare(Identity)
 
 
 def read_identity(backend: Backend) -> str | None:
-    """The store's id, None where it has none: in a copy, and where programs before 0.2 made it, until a compaction or
-    a writer's `changes` makes one.
+    """The store's id. None if it has none: a copy, or a store made by a program before 0.2, has none until a compaction
+    or a writer's `changes` makes one.
 
     :raises CorruptError: the file is damaged.
     """
@@ -41,7 +41,7 @@ def read_identity(backend: Backend) -> str | None:
 
 
 def ensure_identity(backend: Backend, new_nonce: Callable[[], str]) -> None:
-    """Give the store an id if it has none. Costs one read where it has one, which is not checked."""
+    """Give the store an id if it has none. If it has one, this costs one read, and the id is not checked."""
     try:
         backend.read(STORE)
     except MissingFileError:
@@ -50,17 +50,17 @@ def ensure_identity(backend: Backend, new_nonce: Callable[[], str]) -> None:
 
 
 def make_identity(backend: Backend, nonce: str) -> str:
-    """The store's id, made of a nonce where it has none.
+    """The store's id. If it has none, the nonce becomes its id.
 
     :raises CorruptError: the file is damaged.
     """
     with suppress(AlreadyExistsError):
         backend.create(STORE, encode_checked(Identity(nonce)))
         return nonce
-    backend.persist([STORE])  # whoever made it may be killed before it is durable
+    backend.persist([STORE])  # its creator may be killed before it is durable
     return decode_identity(backend.read(STORE))
 
 
 def decode_identity(data: bytes) -> str:
-    """:raises CorruptError: this is not what such a file has."""
+    """:raises CorruptError: the content of the file is damaged."""
     return decode_checked(data, Identity, STORE).id

@@ -24,16 +24,19 @@ from opslog.format.manifest import Manifest, Settings, decode_manifest, encode_m
 
 T = TypeVar("T")
 
-# How often a read starts again because a compaction moved the cut meanwhile. Each time less is left to read.
+# How often a read starts again because a compaction moved the cut meanwhile. Each time, less is left to read.
 _ATTEMPTS_MAX = 1000
 
-# How often a file may be missing under one and the same manifest before it is called lost.
+# How often a file may be missing under the same manifest before it counts as lost.
 _MISSES_MAX = 5
 
 
 def first_retained(numbers: Sequence[int], oldest: int) -> int:
-    """At which index, in the numbers of the manifests that are there, those begin that are retained: the newest, and
-    before it all that follow each other without a gap, from the `oldest` that the newest names. Pure."""
+    """The index of the first retained manifest. Retained are the newest, and before it all that follow each other
+    without a gap, back to the `oldest` that the newest names. Pure.
+
+    :param numbers: of the manifests that exist, in ascending order.
+    """
     first = max(0, len(numbers) - 1)
     while first and numbers[first - 1] == numbers[first] - 1 >= oldest:
         first -= 1
@@ -41,10 +44,10 @@ def first_retained(numbers: Sequence[int], oldest: int) -> int:
 
 
 def check_settings(wanted: Settings, manifest: Manifest) -> None:
-    """A store that exists has the settings that a program wants. What the program leaves at its default it does not ask
-    for. Pure.
+    """Check that an existing store has the settings that a program wants. A setting that the program leaves at its
+    default may have any value. Pure.
 
-    :raises UsageError: it has others; names them.
+    :raises UsageError: the store has other settings; the error names them.
     """
     defaults = Settings()
     differing = [
@@ -60,7 +63,7 @@ def check_settings(wanted: Settings, manifest: Manifest) -> None:
 
 
 class ManifestStore:
-    """The manifests of one store. Reading the newest costs one listing and, when it is new, one read."""
+    """The manifests of one store. Reading the newest costs one listing, and one read if it is new."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -74,8 +77,8 @@ class ManifestStore:
     def retained(self) -> list[tuple[int, Entry]]:
         """(number, entry) of the newest manifest and those before it that are retained, oldest first.
 
-        Below them may lie what was not deleted yet, and what a delayed write brought back after it was collected.
-        Costs a listing and, when the newest is new, one read.
+        Manifests with smaller numbers may exist: some were not deleted yet, or a delayed write brought one back after
+        it was collected. Costs a listing, and one read if the newest is new.
         """
         while entries := self.entries():
             try:
@@ -91,7 +94,7 @@ class ManifestStore:
         :raises NotFoundError: there is no store.
         """
         while True:
-            self.newest()  # there is a store, or this says that there is none
+            self.newest()  # raises if there is no store
             for number, _ in self.retained()[:1]:
                 with suppress(MissingFileError):  # collected meanwhile
                     return self.read(number)
@@ -103,7 +106,8 @@ class ManifestStore:
 
     @property
     def _before_known(self) -> int:
-        """After which number to list. The newest that is known is looked for, too: it may be gone with all others."""
+        """The number after which to list. The listing includes the newest known manifest: it may be gone, with all
+        others."""
         return self._newest.number - 1 if self._newest is not None else 0
 
     def newest(self) -> Manifest:
@@ -115,8 +119,8 @@ class ManifestStore:
         while True:
             number = self.newest_number()
             if number == 0:
-                # In this order: a manifest is created before any log, so logs seen first and no manifest after is
-                # damage.
+                # First the logs, then the manifests once more. A manifest is created before any log, so if there are
+                # logs and then still no manifest, it was removed.
                 has_logs = any(segment_of(entry.path) for entry in self.backend.list(OPS))
                 if self.newest_number():
                     continue
@@ -127,8 +131,8 @@ class ManifestStore:
                 continue  # superseded and collected between the listing and the read
 
     def newest_with_logs(self, seen: Mapping[str, int]) -> tuple[Manifest, Sequence[Entry] | None]:
-        """The live manifest, and the logs as they were listed after it; None in their place where that would be another
-        request.
+        """The live manifest, and the logs as listed after it. None in place of the logs if listing them would take
+        another request.
 
         :param seen: as of `Backend.list_logs`.
         :raises OpslogError: as of `newest`.
@@ -142,13 +146,15 @@ class ManifestStore:
         return self.newest(), None
 
     def _take(self, number: int) -> Manifest:
-        """Read the newest one, unless it is known."""
+        """Read the newest manifest, unless it is known already."""
         if self._newest is None or self._newest.number != number:
             self._newest = self.read(number)
         return self._newest
 
     def read(self, number: int) -> Manifest:
-        """:raises MissingFileError: it never existed or was collected.
+        """Read the manifest with this number.
+
+        :raises MissingFileError: it never existed or was collected.
         :raises CorruptError: it is damaged.
         :raises FormatVersionError: a newer opslog wrote it.
         """
@@ -156,14 +162,15 @@ class ManifestStore:
         return decode_manifest(self.backend.read(path), path, number)
 
     def create(self, manifest: Manifest) -> None:
-        """:raises AlreadyExistsError: somebody else made this number first; see also `Backend.create`."""
+        """:raises AlreadyExistsError: another process created this number first; see also `Backend.create`."""
         self.backend.create(manifest_path(manifest.number), encode_manifest(manifest))
 
     def create_first(self, settings: Settings, environment: Environment) -> None:
-        """Where there is no manifest yet, create the store's id and the first manifest, which comes before any log. Of
-        racing creators one wins, and the others use what it made. On return there is one that survives a power cut.
+        """Create the store's id and the first manifest, unless there is a manifest. It comes before any log. If several
+        processes race, one wins, and the others use its manifest. On return there is a manifest that survives a power
+        cut.
 
-        :raises UsageError: settings that cannot be.
+        :raises UsageError: the settings are impossible.
         """
         if settings.fault:
             raise UsageError(f"a store cannot have these settings: {settings.fault}")
@@ -178,18 +185,19 @@ class ManifestStore:
                 created = format_ts(environment.time())
                 self.create(Manifest(number=1, created=created, settings=settings))
             return
-        # Whoever is creating it may be killed before it is durable. (One that was collected has a durable successor.)
+        # Its creator may be killed before it is durable. (If it was collected, its successor is durable.)
         with suppress(MissingFileError):
             self.backend.persist([manifest_path(newest.number)])
 
     def read_consistently(self, choose: Callable[[], Manifest], read: Callable[[Manifest], T]) -> T:
-        """What `read` makes of the manifest that `choose` picks, once nothing was collected meanwhile.
+        """Choose a manifest and read it, and begin again until nothing was collected meanwhile. Returns what `read`
+        returned.
 
-        Garbage is collected only after a newer manifest exists. So if the choice is still the same after everything was
-        read, nothing was missed; otherwise `read` starts again.
+        Garbage is collected only after a newer manifest exists. So if `choose` still picks the same manifest after
+        everything was read, nothing was missed.
 
-        :param read: may raise `MissingFileError`, for something that was collected before it was read.
-        :raises CorruptError: what a manifest needs is missing for good.
+        :param read: may raise `MissingFileError` for a file that was collected before it was read.
+        :raises CorruptError: a file that the manifest needs is missing for good.
         """
         missing_from, misses = 0, 0
         for _ in range(_ATTEMPTS_MAX):
@@ -210,7 +218,7 @@ class ManifestStore:
         )
 
     def lost(self, manifest: Manifest, error: MissingFileError) -> CorruptError:
-        """What to raise where a file is missing and no newer manifest explains it."""
+        """The error for a missing file that no newer manifest explains."""
         return CorruptError(
             f"{self.backend.url}: manifest {manifest.number} needs what is not there: {error}. Something other than "
             "opslog removed it or cut it short: restore it from a copy; `opslog verify` lists all such places",
@@ -230,7 +238,7 @@ class ManifestStore:
 
 
 def _path_before(number: int) -> str:
-    """After which path manifests with a greater number are."""
+    """The path after which to list manifests with greater numbers."""
     return manifest_path(number) if number else ""
 
 

@@ -1,6 +1,6 @@
-"""Compactions with the kernel: sets in memory are compared with runs, and merged with them, as the lines that they are.
+"""Compaction with the kernel: sets in memory are compared with runs and merged with them as lines, without decoding.
 
-`opslog.compaction.compact` does the same with records, where there is no kernel.
+Without the kernel, `opslog.compaction.compact` does the same with records.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def rows_of(lines: bytes, path: str, offset: int) -> _kernel.Rows:
-    """The rows of whole lines from byte `offset` of the file `path` on.
+    """The rows of whole lines, which begin at byte `offset` of the file `path`.
 
-    :raises CorruptError: one is no record.
+    :raises CorruptError: a line is not a record.
     """
     assert rows is not None, "only the kernel has these"
     whole = lines if lines.endswith(b"\n") else lines + b"\n"  # as `decode_rows` ends them
@@ -40,7 +40,7 @@ def rows_in(run: BlockRun) -> Iterator[_kernel.Rows]:
 
 
 def rows_from(taken: Iterable[tuple[Row, ...]]) -> Iterator[_kernel.Rows]:
-    """Rows in memory."""
+    """Rows in memory, as the kernel's rows."""
     assert rows is not None
     for some in taken:
         known = tuple((row.id, 0, TRANSACTIONS if row.shared else "", row.deleted is None) for row in some)
@@ -50,9 +50,9 @@ def rows_from(taken: Iterable[tuple[Row, ...]]) -> Iterator[_kernel.Rows]:
 
 
 def compare(winners: _kernel.Winners, run: BlockRun, count: int) -> None:
-    """Find out which of `count` winners win against a run, and which documents it has already; of several runs the
-    newer one comes first. Costs a pass over the run, or over those of its blocks in which there may be one of them, if
-    that costs less."""
+    """Find out which of `count` winners win against a run, and which of their documents it has. With several runs, call
+    this for the newest first. Costs a pass over the run; or over the blocks that may have one of the documents, if that
+    costs less."""
     winners.begin()
     if not run.is_worth_lookups(count):
         for some in rows_in(run):
@@ -69,10 +69,10 @@ def compare(winners: _kernel.Winners, run: BlockRun, count: int) -> None:
 
 
 class Merged:
-    """Several sources, newer ones first, each in order of id, as one in order of id: the newest row of each id. To be
-    iterated once.
+    """Merges several sources, newer ones first, each in order of id, into one in order of id: the newest row of each
+    id. Iterate it only once.
 
-    It is the `SortedLines` between the rows, too.
+    It is also the `SortedLines` between the rows.
     """
 
     def __init__(self, sources: Iterable[_kernel.Winners | Iterator[_kernel.Rows]]) -> None:

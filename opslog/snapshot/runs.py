@@ -1,8 +1,8 @@
 """Reading runs from storage: whole into memory, or block by block on demand. Both give the same answers.
 
-`LoadedRun` holds each record as its line, undecoded: one dictionary entry and one bytes object per document.
-`BlockRun` finds documents where they are: its cost is that of what is asked for, not that of the store. Every block is
-verified against its checksum when it is first read.
+`LoadedRun` keeps each record as its undecoded line: one dictionary entry and one bytes object per document. `BlockRun`
+leaves documents on storage, so a lookup costs the same however large the store is. Every block is verified against its
+checksum when it is first read.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from opslog.format.layout import SNAPSHOTS, index_path
 from opslog.format.manifest import Part, Run
 from opslog.format.snapshot import Block, Index, Row, check_block, decode_block, decode_index, decode_rows, newest_wins
 
-# How much of a part is read, or only decoded, at once when all of it is wanted: small enough to forget.
+# How much of a part a pass over it reads or decodes at once: little enough that memory does not matter.
 _READ_BYTES = 1024 * 1024
 # A run of this size or more stays on storage.
 LOADED_BYTES = 8 * 1024 * 1024
-# How much memory a run on storage takes for the blocks that were read.
+# How much memory a run on storage may take for blocks that were read.
 _REMEMBERED_BYTES = 64 * 1024 * 1024
-# How many lines of a block a lookup searches, of which it decodes one.
+# A lookup searches so many lines of a block and decodes one of them.
 _LINES_PER_INDEX_KEY = 16
 
 # How many lines of a run in memory are handled at once.
 _LINES_AT_ONCE = 512
 
-# How many records a pass over a run decodes in the time of one lookup.
+# A pass over a run decodes so many records in the time of one lookup.
 _PASS = 8
 
 
 def read_blocks(backend: Backend, path: str, blocks: Sequence[Block]) -> Iterator[list[Row]]:
     """The rows of neighbouring blocks of one file, block by block, verified.
 
-    :raises CorruptError: one is damaged; names file and offset.
-    :raises MissingFileError: one is not there.
+    :raises CorruptError: a block is damaged; the error names file and offset.
+    :raises MissingFileError: the file does not exist.
     """
     for block, data in block_bytes(backend.read, path, blocks):
         yield decode_block(data, block, path)
@@ -54,8 +54,8 @@ def read_blocks(backend: Backend, path: str, blocks: Sequence[Block]) -> Iterato
 def block_bytes(
     read: Callable[[str, int, int], bytes], path: str, blocks: Iterable[Block]
 ) -> Iterator[tuple[Block, bytes]]:
-    """Each of the neighbouring blocks of one file with its bytes, which are not verified, and fewer than it should have
-    where the file ends before. Reads about a megabyte at a time."""
+    """Neighbouring blocks of one file, each with its bytes. The bytes are not verified, and they are too few if the
+    file is too short. Reads about a megabyte at a time."""
     for some in packed(blocks, lambda block: block.length, _READ_BYTES):
         start = some[0].offset
         data = read(path, start, some[-1].offset + some[-1].length)
@@ -64,15 +64,15 @@ def block_bytes(
 
 
 def read_part(backend: Backend, part: Part) -> Iterator[tuple[bytes, int]]:
-    """A part, which is read whole, with one request, and verified: whole lines, and where they begin.
+    """Read a part with one request, verify it, and return it in chunks of whole lines, each with its offset.
 
-    :raises CorruptError: names the block that is damaged.
-    :raises MissingFileError: it is not there.
+    :raises CorruptError: a block is damaged; the error names it.
+    :raises MissingFileError: the part does not exist.
     """
     data = backend.read(part.path)
     if sha256(data) != part.sha256:
         for _ in read_blocks(backend, part.path, read_index(backend, part).blocks):
-            """Raises at the first block that is damaged."""
+            pass  # raises at the first damaged block
         raise CorruptError(f"{part.path}: is another file than the manifest names", part.path, 0)
     start = 0
     while start < len(data):
@@ -84,8 +84,8 @@ def read_part(backend: Backend, part: Part) -> Iterator[tuple[bytes, int]]:
 def read_index(backend: Backend, part: Part) -> Index:
     """The index of a part.
 
-    :raises CorruptError: it is damaged, or not of this part.
-    :raises MissingFileError: it is not there.
+    :raises CorruptError: it is damaged, or belongs to another part.
+    :raises MissingFileError: it does not exist.
     """
     path = index_path(part.path)
     index = decode_index(backend.read(path), part.path)
@@ -98,40 +98,41 @@ T = TypeVar("T", Record, Row)
 
 
 class SortedRecords(Protocol):
-    """A run, or what of it is asked for."""
+    """A run, or some records of one."""
 
     def records(self) -> Iterator[Record]:
         """All records in order of id."""
 
 
 class StoredRun(SortedRecords, Protocol):
-    """What the layers above need of a run, however it is read."""
+    """A run, whether it is in memory or stays on storage."""
 
     run: Run
 
     def lines(self) -> Iterator[bytes]:
-        """Everything as it is stored, verified: some whole lines at a time, in order of id, tombstones included."""
+        """The whole run as it is stored, verified, tombstones included: some lines at a time, in order of id."""
 
     def texts(self) -> Iterator[tuple[bytes, str, int]]:
-        """The same bytes in smaller amounts of whole lines, each with its file and its offset there."""
+        """The same bytes in smaller chunks of whole lines, each with its file and its offset there."""
 
     def get(self, id: str) -> Record | None:
-        """The record of a document in this run, None where it has none."""
+        """The record of a document in this run; None if it has none."""
 
     def is_live(self, id: str) -> bool | None:
-        """Whether that record is a set; None where there is none."""
+        """Whether that record is a set; None if there is no record."""
 
     def hold(self) -> None:
-        """Make sure that everything is there, and, where the storage can, that it stays readable when it is collected.
+        """Make sure that all files of the run exist. If the storage can, also make sure that they stay readable after
+        they are collected.
 
-        :raises MissingFileError: some of it was collected already.
+        :raises MissingFileError: a file was collected already.
         """
 
 
 class LoadedRun:
     """A run in memory.
 
-    :ivar by_id: per document its line.
+    :ivar by_id: the line of each document.
     :ivar dead: the documents whose line is a tombstone.
     """
 
@@ -169,17 +170,18 @@ class LoadedRun:
 
 
 class BlockRun:
-    """A run that stays on storage. What was read is remembered, up to `_REMEMBERED_BYTES`. Not thread-safe.
+    """A run that stays on storage. It keeps up to `_REMEMBERED_BYTES` of the blocks that were read. Not thread-safe.
 
-    A lookup costs a search in memory and the decoding of a few lines; the first one in a block reads and verifies it,
-    the first one in a part reads its index.
+    A lookup searches in memory and decodes a few lines. The first lookup in a block also reads and verifies the block;
+    the first one in a part also reads the part's index.
     """
 
     def __init__(self, backend: Backend, run: Run) -> None:
         self.run = run
         self._backend = backend
         self._firsts = [part.first for part in run.parts]
-        # Each is made when it is first used: of very many parts few are, and whoever opens the store waits for all.
+        # Each part is made when it is first used. Opening a store would otherwise wait for very many parts, of which
+        # few are used.
         self._parts: list[_StoredPart | None] = [None] * len(run.parts)
         self._opened: dict[tuple[int, int], _OpenBlock] = {}
         self._remembered = 0
@@ -189,8 +191,7 @@ class BlockRun:
         return None if place is None else (self._opened.get(place) or self._open(*place)).find(id)
 
     def ascending(self, count: int) -> Callable[[str], Record | None]:
-        """`get` for so many ids in ascending order: in one pass over the run, where that costs less than as many
-        lookups."""
+        """`get`, for `count` ids in ascending order. It makes one pass over the run if that costs less than lookups."""
         if self.is_worth_lookups(count):
             return self.get
         records = self.records()
@@ -205,18 +206,18 @@ class BlockRun:
         return get
 
     def is_worth_lookups(self, count: int) -> bool:
-        """Whether so many lookups cost less than a pass over the run."""
+        """Whether `count` lookups cost less than a pass over the run."""
         return self.run.records > _PASS * count
 
     def place_of(self, id: str) -> tuple[int, int] | None:
-        """The part and the block that may hold a document; None where none does."""
+        """The numbers of the part and the block that may have a document; None if none can have it."""
         number = bisect.bisect_right(self._firsts, id) - 1
         if number < 0 or id > self.run.parts[number].last:
             return None
         return number, self._part(number).block_of(id)
 
     def block_at(self, place: tuple[int, int]) -> tuple[bytes, str, int]:
-        """The lines of a block, verified, its file, and where it begins there."""
+        """The lines of a block, verified; its file; and its offset there."""
         number, block_number = place
         return self._part(number).block(block_number)
 
@@ -280,7 +281,7 @@ class _StoredPart:
         self._maps = True
 
     def block_of(self, id: str) -> int:
-        """The number of the one block that may hold an id of this part."""
+        """The number of the only block that may have this id."""
         if not self._firsts:
             self._read_index()
         return max(0, bisect.bisect_right(self._firsts, id) - 1)
@@ -291,7 +292,7 @@ class _StoredPart:
         return _OpenBlock(path, offset, data, *((data, 0) if buffer is None else (buffer, offset)))
 
     def block(self, block_number: int) -> tuple[bytes, str, int]:
-        """The lines of a block whose number `block_of` gave, verified, the file, and where they begin in it."""
+        """The lines of a block, verified; the file; and their offset there. The number comes from `block_of`."""
         block, path, buffer = self._blocks[block_number], self.part.path, self.mapped()
         stop = block.offset + block.length
         data = self._backend.read(path, block.offset, stop) if buffer is None else buffer[block.offset : stop]
@@ -299,7 +300,7 @@ class _StoredPart:
         return data, path, block.offset
 
     def data(self) -> Iterator[tuple[bytes, int]]:
-        """All of it, verified: whole lines, and where they begin."""
+        """The whole part, verified, in chunks of whole lines, each with its offset."""
         buffer = self.mapped()
         if buffer is None:
             yield from read_part(self._backend, self.part)
@@ -311,18 +312,19 @@ class _StoredPart:
             check_block(data, block, self.part.path)
             yield data, block.offset
         if isinstance(buffer, mmap.mmap):
-            # Or a scan would leave all of the store in what the system counts as memory of this process.
+            # Otherwise the system would count the whole store as memory of this process after a scan.
             buffer.madvise(mmap.MADV_DONTNEED)
 
     def mapped(self) -> Buffer | None:
-        """Its bytes, without reading them, if the storage can do that."""
+        """The part mapped into memory, without reading it; None if the storage cannot do that."""
         if self._mapped is None and self._maps:
             self._mapped = self._backend.map(self.part.path)
             self._maps = self._mapped is not None
         return self._mapped
 
     def hold(self) -> bool:
-        """Whether it stays readable from now on, whatever happens to its files."""
+        """Make the part readable from now on, even if its files are deleted. Returns whether the storage can do
+        that."""
         if self.mapped() is None:
             return False
         if not self._firsts:
@@ -335,12 +337,12 @@ class _StoredPart:
 
 
 class _OpenBlock:
-    """A verified block, with the id of every sixteenth line: a lookup finds the right sixteen by those.
+    """A verified block, with the id of every sixteenth line. By these ids a lookup finds the right sixteen lines.
 
-    :param data: its bytes.
-    :param offset: where they are in the file `path`.
-    :param buffer: where to take them from later, from its byte `start` on.
-    :ivar size: about how many bytes of memory it takes.
+    :param data: the block's bytes.
+    :param offset: their offset in the file `path`.
+    :param buffer: has the same bytes from its byte `start` on; later reads use it.
+    :ivar size: about how many bytes of memory the block takes.
     """
 
     __slots__ = ("_buffer", "_ids", "_offset", "_path", "_starts", "size")
@@ -354,11 +356,11 @@ class _OpenBlock:
         self._starts = list(itertools.accumulate(lengths, initial=start))
         firsts = [group[0] for group in groups]
         try:
-            # Together: each by itself takes several times as long.
+            # All at once: one by one takes several times as long.
             self._ids = [record.id for record in self._decode(b"\n".join(firsts) + b"\n", start)]
         except CorruptError:
             for first, at in zip(firsts, self._starts, strict=False):
-                self._decode(first + b"\n", at)  # raises, with the offset
+                self._decode(first + b"\n", at)  # raises an error with the right offset
             raise
         self.size = len(self._ids) * 100 + (len(data) if buffer is data else 0)
 
@@ -369,7 +371,7 @@ class _OpenBlock:
         start, stop = self._starts[index : index + 2]
         buffer = self._buffer
         try:
-            # Most likely the line is the one in which the id stands as we write it. Whether it is, its record says.
+            # Most likely it is the line with the id in the form that we write. Its record shows whether it is.
             found = buffer.find(b'"id":' + orjson.dumps(id), start, stop)
             if found >= 0:
                 first = buffer.rfind(b"\n", start, found) + 1 or start
@@ -380,7 +382,7 @@ class _OpenBlock:
             index = bisect.bisect_left(lines, id, key=lambda line: decode_record(line).id)
             record = decode_record(lines[min(index, len(lines) - 1)])
         except CorruptError:
-            self._decode(buffer[start:stop], start)  # raises, with the offset
+            self._decode(buffer[start:stop], start)  # raises an error with the right offset
             raise
         return record if record.id == id else None
 
@@ -389,25 +391,25 @@ class _OpenBlock:
 
 
 def load_run(backend: Backend, run: Run) -> StoredRun:
-    """A run the way its size asks for: a small one in memory, a large one where it is."""
+    """Load a small run into memory; leave a large one on storage."""
     return LoadedRun(backend, run) if run.bytes < LOADED_BYTES else BlockRun(backend, run)
 
 
 def newest_records(runs: Sequence[SortedRecords]) -> Iterator[Record]:
-    """The records of several runs, newest first, in order of id: the newest of each id."""
+    """The newest record of each id in several runs, in order of id. The newest run comes first in `runs`."""
     if len(runs) == 1:
         return runs[0].records()
     return newest_wins(_merged(run.records() for run in runs))
 
 
 def merge_rows(sources: Iterable[Iterable[Row]]) -> Iterator[Row]:
-    """The rows of several sources, newest first, each in order of id, as one in order of id: the newest row of each
-    id."""
+    """The newest row of each id in several sources, in order of id. Each source is in order of id, and the newest
+    source comes first."""
     return newest_wins(_merged(sources))
 
 
 def _merged(sources: Iterable[Iterable[T]]) -> Iterator[tuple[str, int, T]]:
-    """Records or rows, each with its id and the age of where it comes from, sorted by both."""
+    """Records or rows, sorted by their id and then by the age of their source."""
     keyed = [_keyed(age, source) for age, source in enumerate(sources)]
     return heapq.merge(*keyed, key=lambda item: item[:2])
 

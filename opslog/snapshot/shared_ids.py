@@ -1,9 +1,9 @@
 """Which documents of a snapshot may be guarded, without reading it.
 
-A writer has to know of each document that it sets whether a transaction wrote it last. The manifest, which it has read
-anyway, says of each part of the snapshot of which ids the record is from the shared log, by their hashes. All others
-cost no lookup. What is found here is then looked up, so a collision of hashes changes no answer; nor does a newer run
-in which a plain record stands over the one that is meant.
+Before it sets a document, a writer must know whether a transaction wrote it last. The manifest, which the writer has
+read anyway, lists for each part of the snapshot the hashes of the ids whose record is from the shared log. An id with
+no such hash needs no lookup. An id with such a hash is looked up, so neither a collision of hashes nor a plain record
+in a newer run makes the answer wrong.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from opslog.format.manifest import Run
 
 
 class SharedIds:
-    """The ids that may have a record from the shared log in one of some runs. Costs the memory of as many numbers.
+    """The ids that may have a record from the shared log in some runs. Takes the memory of one number per id.
 
-    :ivar hashes: of all that have one, and of hardly any others, in the parts of which it is known.
-    :ivar is_complete: whether these are all parts.
+    :ivar hashes: the hashes that the parts list.
+    :ivar is_complete: whether all parts list their hashes.
     """
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self.hashes: set[int] = set()
-        # Per run the first and the last ids of those of its parts of which it is not known.
+        # For each run, the first and last ids of its parts without such a list.
         self._unknown: list[tuple[list[str], list[str]]] = []
         for run in runs:
             unknown = [part for part in run.parts if not isinstance(part.shared, bytes)]
@@ -39,7 +39,7 @@ class SharedIds:
         return not self._unknown
 
     def may_have(self, id: str) -> bool:
-        """Whether an id may have such a record."""
+        """Whether an id may have a record from the shared log."""
         if id_hash(id) in self.hashes:
             return True
         for firsts, lasts in self._unknown:
