@@ -1,4 +1,5 @@
-"""The waiting of `opslog.replica.watching` for asyncio. Apart, so that nobody else loads that."""
+"""The waiting of `opslog.replica.watching` for asyncio. In a module of its own, so that only asyncio programs load
+asyncio."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from opslog.replica.watching import AT_LEAST_SECONDS, subscribed
 
 
 class AsyncWaiting:
-    """For one task that refreshes, and waits when there was nothing new."""
+    """Waits for new commits, in one task that refreshes."""
 
     def __init__(self, subscription: Subscription | None, changed: asyncio.Event) -> None:
         self._subscription = subscription
         self._changed = changed
 
     async def wait(self, seconds: float) -> None:
-        """As `opslog.replica.watching.Waiting.wait`."""
+        """Like `opslog.replica.watching.Waiting.wait`."""
         subscription = self._subscription
         if subscription is None or not (subscription.is_live or self._changed.is_set()):
             await asyncio.sleep(seconds)
@@ -31,11 +32,11 @@ class AsyncWaiting:
 
 @contextmanager
 def async_waiting(backend: Backend) -> Iterator[AsyncWaiting]:
-    """A subscription to what is written, as long as the block lasts. Does not block."""
+    """Subscribe to what is written, for the duration of the block. Does not block."""
     changed, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def note() -> None:
-        with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+        with suppress(RuntimeError):  # the loop has ended, and so has the task that waited
             loop.call_soon_threadsafe(changed.set)
 
     with subscribed(backend, note) as subscription:

@@ -1,4 +1,4 @@
-"""Batches under construction: ops that are visible to their own thread and to nobody else, until they are committed."""
+"""Open batches: until they are committed, their ops are visible to their own thread only."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ S = TypeVar("S")
 
 
 class OpenBatch:
-    """The ops of one ``with store.batch()`` block, of one thread, with what they make of each document.
+    """The ops of one ``with store.batch()`` block of one thread, and the records that the thread reads with them.
 
-    :param outer: the block that this one is in.
-    :param held: a weak reference to what is there as long as the block can still be left; None: it can.
+    :param outer: the batch of the block around this one.
+    :param held: a weak reference to an object that exists as long as the block has not been left; None: the batch does
+        not depend on a block.
+    :ivar overlay: the newest record of each document that this batch and those around it write.
     :ivar has_ended: whether `end` was called.
     """
 
@@ -34,7 +36,7 @@ class OpenBatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the block has ended without having been left."""
+        """Whether the block has ended although its ``__exit__`` did not run."""
         return self._held is not None and self._held() is None
 
     def set(self, id: str, data: msgspec.Raw, v: int) -> None:
@@ -48,8 +50,8 @@ class OpenBatch:
         self.ops.append(op)
 
     def end(self) -> Batch | None:
-        """What it commits, None if nothing: it is empty, or becomes part of the one that it is in. (An inner block that
-        fails is forgotten alone.)"""
+        """The commit of this batch. None if there is nothing to commit: the batch is empty, or it becomes part of the
+        batch around it. (If an inner block fails, only its own ops are dropped.)"""
         self.has_ended = True
         if self.outer is None:
             return Batch("", 0, "", self.ops) if self.ops else None
@@ -59,17 +61,17 @@ class OpenBatch:
 
 
 class _Local(threading.local):
-    """What each thread has of its own: its innermost batch, and the block of its transaction."""
+    """The innermost batch of each thread, and the block of its transaction."""
 
     batch: OpenBatch | None = None
     transaction: Callable[[], OpenTransaction | None] | None = None
 
 
 class OpenTransaction(Protocol):
-    """The block of a transaction, for as long as it can still be left."""
+    """The block of a transaction that has not been left."""
 
     def record(self, id: str) -> Set | None:
-        """What the transaction sees of a document."""
+        """The record of a document as the transaction sees it."""
 
     def write(self, record: Record) -> None:
         """Write a record, still without a stamp."""
@@ -78,7 +80,7 @@ class OpenTransaction(Protocol):
 class Batches:
     """The open batches of all threads. Each thread sees its own.
 
-    :ivar local: where `Block` begins and ends them.
+    :ivar local: the batches; `Block` begins and ends them here.
     """
 
     def __init__(self) -> None:
@@ -94,12 +96,12 @@ class Batches:
 
     @property
     def transaction(self) -> OpenTransaction | None:
-        """The block of a transaction that this thread is in."""
+        """The transaction block that this thread is in."""
         block = self.local.transaction
         return None if block is None else block()
 
     def inside(self, batch: OpenBatch, call: Callable[[], R]) -> R:
-        """What a call returns, made as if it stood in the block of this batch."""
+        """Make a call as if it stood in the block of this batch, and return its result."""
         outer = self.current
         try:
             self.local.batch = batch
@@ -108,7 +110,10 @@ class Batches:
             self.local.batch = outer
 
     def check_none(self, call: str) -> None:
-        """:raises UsageError: this thread is in a batch, of which this call cannot be a part."""
+        """Check that this thread is in no batch.
+
+        :raises UsageError: it is in one, and this call cannot be part of a batch.
+        """
         if self.current is not None:
             raise UsageError(f"{call} cannot be part of a batch: end the batch first")
 
@@ -117,7 +122,7 @@ Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType
 
 
 class _ExitMethod:
-    """`Block.__exit__`, of which a block knows whether somebody still has it."""
+    """The descriptor of `Block.__exit__`. By it, a block knows whether its bound method still exists."""
 
     @overload
     def __get__(self, block: None, owner: type[Block[S]]) -> Callable[..., None]: ...
@@ -135,16 +140,16 @@ class _ExitMethod:
 
 
 class Block(Generic[S]):
-    """What `Store.batch` gives: the ops of a ``with`` block come into a batch, which is committed at the end.
+    """The return value of `Store.batch`. The ops of its ``with`` block go into a batch, which is committed at the end.
 
-    The handler of a signal can raise an exception where ``__exit__`` begins, before anything in it is done, and Python
-    does not call it again. The block is over then, but the exception's traceback holds on to this object. What nobody
-    has but the ``with`` statement, which lets go of it however it ends, is the bound method ``__exit__`` that it looks
-    up when it begins. So the batch is open for as long as that exists. Nothing comes in between elsewhere: no call
-    follows the assignment by which a batch begins, and none precedes the one by which it ends.
+    A signal handler can raise an exception at the beginning of ``__exit__``, before it has done anything, and Python
+    does not call it again. The block is over then, but the traceback of the exception still refers to this object. Only
+    the bound method ``__exit__`` shows that the block is over: the ``with`` statement alone has it, from its beginning
+    to its end. So the batch is open as long as that method exists. Elsewhere no exception can come in between: no call
+    follows the assignment that begins a batch, and none precedes the assignment that ends it.
 
-    :param check: called first; raises where nothing can be written.
-    :param commit: called with what the batch commits, where the block ends without an exception.
+    :param check: called first; raises if nothing can be written.
+    :param commit: called with the batch's commit if the block ends without an exception.
     """
 
     __exit__ = _ExitMethod()
@@ -171,7 +176,7 @@ class Block(Generic[S]):
         outer = self._batches.current
         held = self.exit_method
         if held is None or held() is None:
-            held = weakref.ref(self)  # entered by something else, as an ExitStack, that looks up the method later
+            held = weakref.ref(self)  # an ExitStack, for example, looks up the method later
         self._batch = self._batches.local.batch = OpenBatch(outer, held)
         return self._store
 

@@ -1,4 +1,4 @@
-"""What a store that was loaded anew took in at once, for those who follow it: commits between two of its states."""
+"""The commits between two states of a store that was loaded again, for callers that follow the store."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from opslog.snapshot.manifests import ManifestStore
 
 
 def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: str | None) -> tuple[list[Commit], bool]:
-    """What a state that was loaded anew took in at once: the commits after the `old` cursors, up to the state's own;
-    and whether these are all, or some were compacted and collected before they could be read.
+    """Read the commits from the `old` cursors up to those of a newly loaded state. Also returns whether these are all:
+    some may have been compacted and collected before they could be read.
 
-    :param skip: an agent whose log is left alone.
+    :param skip: the agent whose log is left out.
     """
 
     def begin(_: Manifest) -> dict[str, Cursor]:
-        # Copies: if this fails half-way, it begins again where it began.
+        # Copies, so that another attempt begins at the same cursors if this one fails half-way.
         return {agent: msgspec.structs.replace(old.get(agent) or Cursor(agent)) for agent in state.cursors}
 
     def read(found: Survey) -> tuple[list[Commit], bool]:
@@ -41,7 +41,7 @@ def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: s
                 complete = complete and all_there
         return commits, complete
 
-    # While one and the same manifest is the oldest, nothing after its cut is collected.
+    # As long as the same manifest is the oldest one, nothing after its cut is collected.
     manifests = ManifestStore(backend)
     return survey(manifests, read, choose=manifests.oldest, begin=begin)
 
@@ -49,14 +49,16 @@ def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: s
 def _read_between(
     backend: Backend, start: Cursor, end: Cursor, first: Cut, segments: list[Segment]
 ) -> tuple[list[Commit], bool]:
-    """:param first: before it there may be segments by a delayed write under a number that was used."""
+    """:param first: the cut of the oldest manifest. Segments before it may come from a delayed write that used an old
+    number again.
+    """
     seen = start.commits
     if start.segment >= first.segment:
         with suppress(MissingFileError):
             return [
                 commit for position, commit in start.read(backend, segments) if position.commits < end.commits
             ], True
-    # Some of it was collected: take what is left, and count from the end.
+    # Some segments were collected: take the rest, and count commits from the end.
     retained: list[Commit] = []
     with suppress(MissingFileError):
         cursor = Cursor(start.agent, max(first.segment, segments[0].number if segments else end.segment))
@@ -66,12 +68,12 @@ def _read_between(
 
 
 def _note_ids(backend: Backend, agent: str, first: Cut, commits: list[Commit], window: int) -> None:
-    """Have the undos among these commits know what they gave back: that may lie before them."""
+    """Note in each undo among these commits which documents it gave back. Its target may come before all of them."""
     undos = {commit.clock: commit for commit in commits if isinstance(commit, Undo)}
     if not undos:
         return
     reachable = Reachable(window)
-    with suppress(MissingFileError):  # collected meanwhile: then it is not known
+    with suppress(MissingFileError):  # collected meanwhile: then the ids stay unknown
         for _, commit in Cursor.at(agent, first).read(backend, list_log(backend, agent)):
             reachable.note(commit)
             if isinstance(commit, Undo) and commit.clock in undos:

@@ -1,12 +1,11 @@
-"""Documents that were read lately, kept decoded, so that a document which is read often is not decoded each time.
+"""A cache of decoded documents, so that a document that is read often is not decoded each time.
 
-What is handed out is a copy, the caller's own. Where a document lies is remembered once (which of its values are
-objects and arrays), so a copy costs one `copy` for each of those and no walk over the other values: a third of what
-decoding costs.
+A caller gets a copy of its own. The cache remembers which values of a document are objects and arrays. So a copy costs
+one `copy` call for each of these and no walk over the other values: a third of what decoding costs.
 
-A document is kept together with the record that won in the tail when it was read, None where there was none: it is
-what counts as long as that very record still wins. So a write, an undo, or what others wrote needs no word to anybody
-here. Whoever loads another state lets go of everything (`clear`).
+A document is kept with the record that won in the tail when it was read, or None if there was none. It is valid as long
+as the same record wins. So writes, undos and the commits of others need not notify the cache. Code that loads another
+state clears it (`clear`).
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ from typing import Any, NamedTuple
 from opslog.format.commits import Record
 from opslog.kernel import copy as copy_plain
 
-# How much memory the documents of a store take, by their own estimate, unless the caller says otherwise.
-# Larger, it gains less and costs more: what does not fit into the caches of the processor takes as long to copy as to
-# decode, and what is never read again takes the place of what is.
+# How much memory the cache of a store may take, by its own estimate, unless the caller says otherwise.
+# A larger cache gains less and costs more: a document that is not in the processor's caches takes as long to copy as to
+# decode, and documents that are never read again take the place of others.
 CACHE_BYTES = 8 * 1024 * 1024
 
-# About how much each value takes beside its text, each object or array, and each document with its entry here.
+# About how much memory each value takes beside its text, each object or array, and each document with its entry here.
 _VALUE_BYTES, _CONTAINER_BYTES, _DOCUMENT_BYTES = 50, 250, 500
 
-# Once all of it is in use, so many ids are remembered of those that are read, as a part of the documents that are kept;
-# a document is kept when it is read while its id is among them. To read very many once each costs hardly more than
-# without; and of those that are all read as often, more than fit, few take the place of another.
+# When the cache is full, it remembers the ids of some documents that were read but are not kept: a sixteenth as many as
+# it keeps. It keeps a document only if it is read again while its id is remembered. So reading very many documents once
+# each costs hardly more than without a cache. If more documents than fit are read equally often, few replace another.
 _REMEMBERED = 16
-# A document that takes more than this part of all of it is not kept.
+# A document that takes more than a sixteenth of the cache is not kept.
 _LARGEST = 16
 
-# The values of an object or an array that are objects or arrays: where, which, and theirs.
+# The objects and arrays in an object or an array: the name or number, the value, and the objects and arrays in it.
 Nested = tuple[tuple[Any, Any, "Nested"], ...]
 
 
-# A tuple, as `opslog.kernel.find_document` takes it.
+# The twin of `find_document` in opslog/kernel/_kernel.c takes `winner` and `document` by their positions in the tuple.
 class Decoded(NamedTuple):
-    """A document.
+    """A document in the cache.
 
     :ivar winner: the record that wins in the tail; None: there is none, and the snapshot has the document.
-    :ivar document: as JSON; nobody but this module has it.
+    :ivar document: the decoded JSON. No caller ever gets this object itself.
     :ivar size: about how much memory it takes.
     """
 
@@ -51,7 +50,7 @@ class Decoded(NamedTuple):
     size: int
 
     def copy(self) -> Any:
-        """The document, the caller's own."""
+        """A copy of the document, for the caller."""
         if copy_plain is not None:
             return copy_plain(self.document)
         own = self.document.copy()
@@ -64,10 +63,10 @@ class DecodedDocuments:
     """The documents of one store. Changed by one thread at a time; `by_id` may be read by any.
 
     :param limit: how many bytes they may take, by their own estimate; 0: none is kept.
-    :ivar by_id: the documents, the first one to be kept first.
-    :ivar bytes: about how many they take.
-    :ivar read: the ids that were read lately and are not kept, at most `remembered`. None: there is room, and all that
-        are read are kept.
+    :ivar by_id: the documents, in the order in which they were kept.
+    :ivar bytes: about how many bytes they take.
+    :ivar read: the ids that were read recently and are not kept, at most `remembered`. None: there is room, and every
+        document that is read is kept.
     """
 
     def __init__(self, limit: int) -> None:
@@ -78,12 +77,12 @@ class DecodedDocuments:
         self.read: set[str] | None = None if limit else set()
 
     def find(self, id: str, winner: Record | None) -> Any | None:
-        """A copy of a document that is kept, and was kept with this winner."""
+        """A copy of a document that was kept with this winner; None if there is none."""
         known = self.by_id.get(id)
         return None if known is None or known.winner is not winner else known.copy()
 
     def admits(self, id: str) -> bool:
-        """Whether a document that is read, and is not here, is to be kept. May be called by any thread."""
+        """Whether to keep a document that was read and is not in the cache. May be called by any thread."""
         read = self.read
         if read is None or id in read:
             return True
@@ -94,10 +93,10 @@ class DecodedDocuments:
         return False
 
     def keep(self, id: str, winner: Record | None, document: Any, text_bytes: int) -> None:
-        """Keep a document, which nobody else may have from now on.
+        """Keep a document. The caller must not use this object any more.
 
         :param document: plain JSON.
-        :param text_bytes: how long it is as JSON.
+        :param text_bytes: its length as JSON text.
         """
         nested, values, containers = _nested(document)
         size = _DOCUMENT_BYTES + text_bytes + _VALUE_BYTES * values + _CONTAINER_BYTES * containers
@@ -114,7 +113,7 @@ class DecodedDocuments:
                 self.read = set()
 
     def clear(self) -> None:
-        """Let go of all of them, one by one: to free very many at once would hold up all threads."""
+        """Drop all documents, one by one: freeing very many at once would block all threads."""
         while self.by_id:
             self.bytes -= self.by_id.popitem()[1].size
         self.bytes = 0
@@ -135,7 +134,7 @@ def _copy(value: Any, nested: Nested) -> Any:
 
 
 def _nested(value: Any) -> tuple[Nested, int, int]:
-    """Of an object or an array: those in it, how many values there are in all of them, and how many they are."""
+    """The objects and arrays in an object or an array; the number of values in all of them; and how many they are."""
     nested, values, containers = [], len(value), 0
     for place, item in value.items() if type(value) is dict else enumerate(value):
         if type(item) is dict or type(item) is list:

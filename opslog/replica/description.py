@@ -1,4 +1,4 @@
-"""One line about an open store, for a prompt."""
+"""The `repr` of an open store: one line for a prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Described(Protocol):
 
 
 def describe(store: Described, kind: str, *, counts: bool = True) -> str:
-    """A store as a prompt shows it.
+    """The `repr` of a store.
 
     :param kind: the class that the user sees.
     :param counts: whether to count its documents, which may wait for the storage.

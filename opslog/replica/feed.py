@@ -1,13 +1,14 @@
-"""The feed: which documents changed between a token and now. `Store.changes` hands it out.
+"""The feed: the documents that changed since a token. `Store.changes` returns it.
 
-A `Feed` keeps a state of its own, at the position up to which changes were taken; what came since is read into that
-state, and what it says of a document before and after is the change. So nothing is taken from `refresh` and `watch`, an
-undo needs no rule of its own, and the next call costs what is new. Where the state of a token is not in memory (another
-process had it, or other changes were asked for meanwhile), it is loaded from the manifest that the token names and the
-logs behind its cut.
+A `Feed` keeps a state of its own, at the positions up to which changes were read. A call reads the new commits into
+that state, and compares the record of each document before and after. So the feed takes nothing from `refresh` and
+`watch`, an undo needs no rule of its own, and a call costs only what is new. If the state of a token is not in memory
+(another process had it, or a caller used another token meanwhile), it is loaded from the token's manifest and the logs
+behind its cut.
 
-What lies behind the cut of a retained manifest is there. So a token whose manifest is retained after everything was
-read has missed nothing. In every other case the answer is a reset: everything there is, in place of all that was known.
+Nothing behind the cut of a retained manifest is collected. So if the token's manifest is still retained after
+everything was read, no change was missed. In every other case the answer is a reset: all documents, in place of what
+the caller knew before.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from opslog.replica.token import Token
 
 T = TypeVar("T")
 
-# The end of a log that is read as far as it goes.
+# As the end of a log: read it as far as it goes.
 EVERYTHING = (CLOCK_MAX, 0)
 
-# Per agent where its log ends for a reader.
+# For each agent, the position at which to stop reading its log.
 Ends = Mapping[str, tuple[int, int]]
 
 
 class Effect(NamedTuple):
     """What one commit did.
 
-    :ivar stamp: its clock, and the agent in whose log it stands.
-    :ivar author: who wrote it: that agent, or, of a transaction, the one who made it.
-    :ivar ts: when, by its author's clock.
+    :ivar stamp: its clock, and the agent whose log it is in.
+    :ivar author: the agent that wrote it. For a transaction this is not the agent of the stamp.
+    :ivar ts: when it was written, by its author's clock.
     :ivar op: set, delete, batch or undo.
-    :ivar ids: the documents that it wrote; of an undo those that it gave back.
-    :ivar won: whether it is what counts for all of them. Not where a newer commit wrote one of them, or an undo took it
-        back; an undo wins if it took something back.
+    :ivar ids: the documents that it wrote. For an undo, the documents that it gave back.
+    :ivar won: whether it counts for all of these documents. It does not if a newer commit wrote one of them, or if an
+        undo took it back. An undo wins if it took something back.
     """
 
     stamp: Stamp
@@ -60,13 +61,14 @@ class Effect(NamedTuple):
 
 
 class Change(NamedTuple, Generic[T]):
-    """A document that changed. It may be as it was at the token, where a change was taken back, or what was new was
-    deleted: a program that was stopped while it applied earlier changes from that token on may have the one in between.
+    """A document that changed. It may be the same as at the token, because a change was undone or a new document was
+    deleted again. It is listed nevertheless: a program that was stopped while it applied changes since that token may
+    have the document in between.
 
     :ivar id: its id.
-    :ivar document: as it is now; None if it is gone.
-    :ivar record: the set that wrote it. Of one that is gone the delete, as far as it is known.
-    :ivar existed: whether it existed at the token from which on changes were asked for. False in a reset.
+    :ivar document: the document as it is now; None if it was deleted.
+    :ivar record: the set that wrote it. If the document was deleted, the delete, as far as it is known.
+    :ivar existed: whether it existed at the token of the call (`since=`). False in a reset.
     """
 
     id: str
@@ -76,14 +78,13 @@ class Change(NamedTuple, Generic[T]):
 
 
 class Changes(Generic[T]):
-    """The documents that changed between two tokens, each once, as they are at the later one: iterated, `Change` by
-    `Change`, in order of id. It may be iterated many times; documents are decoded on the way.
+    """The documents that changed between two tokens. An iteration returns a `Change` for each document, in order of id,
+    with the document as it is at the later token. It may be repeated; documents are decoded on the way.
 
-    :ivar token: the later one. Keep it when all changes were applied, and not before; `since=` takes it. It serves
-        until the store was compacted and its grace period (`Settings.grace_seconds`, or `keep_history`) is over.
-    :ivar reset: whether these are all documents there are, in place of everything that was known before: with the first
-        call, or where what lay between was collected. Forget what you have,
-        the old token too, and apply them.
+    :ivar token: the later token. Save it after all changes were applied, not before; `since=` takes it. It is valid
+        until the store was compacted and the grace period (`Settings.grace_seconds`, or `keep_history`) is over.
+    :ivar reset: whether these are all documents of the store: after a first call, or if commits in between were
+        collected. Drop everything you have, the old token too, and apply them.
     :ivar commits: what each commit between the tokens did, in the order of their stamps; none with a reset.
     """
 
@@ -103,20 +104,20 @@ class Changes(Generic[T]):
         self._decode = decode
 
     def __iter__(self) -> Iterator[Change[T]]:
-        """:raises RetryError: in a reset: the snapshot was replaced and collected before the end was reached. Ask for
-        the changes again.
+        """:raises RetryError: in a reset, the snapshot was replaced and collected before the end was reached. Call
+        `changes` again.
         """
         for id, record, before in self._changed():
             document = self._decode(record) if isinstance(record, Set) else None
             yield Change(id, document, record, isinstance(before, Set))
 
     def records(self) -> Iterator[tuple[str, Record | None]]:
-        """The same as ids with their records, of which no document is decoded. Errors as of the iteration."""
+        """The same changes as ids with their records, without decoding documents. Errors as in the iteration."""
         return ((id, record) for id, record, _ in self._changed())
 
     def versions(self) -> Iterator[tuple[str, Record | None, Record | None]]:
-        """The same as ids with two records each: what counts now, and what counted at the token (None in a reset).
-        Errors as of the iteration."""
+        """The same changes as ids with two records each: the current one, and the one at the token (None in a reset).
+        Errors as in the iteration."""
         return self._changed()
 
     def __repr__(self) -> str:
@@ -125,14 +126,14 @@ class Changes(Generic[T]):
 
 
 class _At(NamedTuple):
-    """A state, and the token that says where it is."""
+    """A state, and the token of its positions."""
 
     token: Token
     state: State
 
 
 class _CollectedError(Exception):
-    """A manifest is not retained any more."""
+    """A manifest is no longer retained."""
 
 
 class Feed(Generic[T]):
@@ -145,21 +146,21 @@ class Feed(Generic[T]):
         self._backend = loader.backend
         self._loader = loader
         self._decode = decode
-        # Where the last call ended, if that is known.
+        # The state at which the last call ended, if it was kept.
         self._last: _At | None = None
 
     def changes(
         self, store: str, since: str | None, newest: Manifest, ends: Ends, limit: int | None
     ) -> Changes[T] | None:
-        """What changed since a token. None where everything is asked for, and compactions have collected some of it
-        since the newest manifest was found: find it again.
+        """The changes since a token. None if this would be a reset, but a compaction has collected files since `newest`
+        was found: find the newest manifest again.
 
-        :param store: the id of this store; empty where it has none.
+        :param store: the id of this store; empty if it has none.
         :param newest: the newest manifest.
-        :param ends: up to where to read; nothing of logs that are not there. Not before the cut of `newest`.
-        :param limit: stop behind so many commits, or behind the append that they end in where each is an object, and
-            give the token of where that is. A reset has no limit.
-        :raises UsageError: `since` is no token, or of another store.
+        :param ends: where to stop in each log, not before the cut of `newest`. Logs that are not in it are not read.
+        :param limit: stop after so many commits and return a token of that position. If each append is an object, stop
+            at the end of the append. A reset has no limit.
+        :raises UsageError: `since` is not a token, or belongs to another store.
         """
         token = None if since is None else Token.parse(since)
         if token is not None and store and token.store not in ("", store):
@@ -167,7 +168,7 @@ class Feed(Generic[T]):
                 f"this token is of another store than {self._backend.url} (or of the one that a copy was made of): "
                 "without since= the changes begin with everything"
             )
-        # An exception in what follows leaves nothing half-done behind.
+        # If an exception follows, the state may be half changed: do not keep it.
         last, self._last = self._last, None
         if token is not None:
             with suppress(MissingFileError):  # collected; or restored from a backup that is older
@@ -177,9 +178,9 @@ class Feed(Generic[T]):
         return self._reset(store, newest, ends)
 
     def layers(self) -> Layers:
-        """What a reset says, without decoding most of it. To be called right after one, by whoever has the feed alone.
+        """The documents of a reset, mostly undecoded. Call this right after a reset, and only on a feed of your own.
 
-        :raises MissingFileError: it was replaced and collected meanwhile: ask for the changes again.
+        :raises MissingFileError: the snapshot was replaced and collected meanwhile: call `changes` again.
         """
         if self._last is None:
             raise UsageError("there are layers only right after a reset")
@@ -204,9 +205,9 @@ class Feed(Generic[T]):
         return Changes(token, lambda: ((record.id, record, None) for record in records()), self._decode, reset=True)
 
     def _load(self, token: Token) -> _At | None:
-        """The state of a token; None where it is not there any more.
+        """The state of a token; None if it can no longer be loaded.
 
-        :raises MissingFileError: nor is what it would be made of.
+        :raises MissingFileError: files that it needs were collected.
         """
         manifest = self._loader.manifests.read(token.manifest)
         if not token.is_from(manifest) or not self._is_retained(manifest.number):
@@ -221,7 +222,8 @@ class Feed(Generic[T]):
         return self._loader.load_from(found)
 
     def _advance(self, at: _At, store: str, newest: Manifest, ends: Ends, limit: int | None) -> Changes[T] | None:
-        """Move a state on, and say what that changed; None where something of it was collected unread."""
+        """Read new commits into a state and return what changed. None if commits were collected before they were
+        read."""
         token, state = at
         before = state.ends
         listed = list_logs(self._backend, newest, state.cursors).segments
@@ -233,16 +235,16 @@ class Feed(Generic[T]):
             self._persist(newest, before, state)
         if (commits or newest.number != token.manifest) and not self._is_retained(token.manifest):
             return None
-        # Its cut alone does not say what a snapshot has: an undo behind the cut is in it if its target is before. But
-        # all that a compaction read was there when its manifest was found.
+        # The cut alone does not say what a snapshot has: an undo behind the cut is in it if its target is before the
+        # cut. But everything that a compaction read existed before its manifest was found.
         base = newest if is_all else self._loader.manifests.read(token.manifest)
         effects = tuple(sorted(_effects(commits, state)))
         changed = tuple(_changed(touched, state))
         return Changes(self._keep(store, state, base), partial(iter, changed), self._decode, commits=effects)
 
     def _is_short(self, state: State, listed: Segments, ends: Ends) -> bool:
-        """Whether a log does not reach the position up to which it is to be read: what was there was compacted and
-        collected before it was listed here."""
+        """Whether a log does not reach the position up to which to read it: commits were compacted and collected before
+        this listing."""
         return any(
             state.cursors.get(agent, START).position < end
             and missing_segment(listed.get(agent, []), Cut(*end, 0), START) is not None
@@ -253,10 +255,10 @@ class Feed(Generic[T]):
     def _read(
         self, state: State, logs: Segments, ends: Ends, limit: int | None
     ) -> tuple[list[tuple[Commit, tuple[str, ...]]], dict[str, Record | None], bool]:
-        """Read logs on into a state, up to their ends.
+        """Read new commits of logs into a state, up to `ends`.
 
-        :returns: the commits, with the ids that they touched; what counted before for all these ids; and whether all
-            was read.
+        :returns: the commits with the ids that they touched; the record of each of these ids before; and whether
+            everything was read.
         """
         commits: list[tuple[Commit, tuple[str, ...]]] = []
         touched: dict[str, Record | None] = {}
@@ -272,27 +274,28 @@ class Feed(Generic[T]):
                         if len(commits) == limit:
                             return commits, touched, False
                         if cursor.position >= ends[agent]:
-                            break  # it may have grown since
+                            break  # the log may have grown since `ends` was noted
                 if limit is not None and len(commits) >= limit:
                     return commits, touched, False
         return commits, touched, True
 
     def _stops(self, listed: list[Segment]) -> Iterable[list[Segment]]:
-        """A log in parts, behind each of which one may stop. Where each append is a segment, the position after one is
-        where the next begins, and there is none within it."""
+        """The parts of a log after which a call may stop. If each append is a segment, it may stop only between
+        segments: a cursor has no position within one."""
         return [listed] if self._backend.segments_grow else [[segment] for segment in listed]
 
     def _keep(self, store: str, state: State, base: Manifest) -> str:
-        """The token of where a state is, which is kept for the next call."""
+        """Keep a state for the next call, and return the token of its positions."""
         at_cut(base, state.cursors)
         token = Token.at(store, base, state.cursors)
-        # From a newer manifest it is loaded again, which costs the tail and forgets what is in the snapshot.
+        # If there is a newer manifest, the next call loads a state from it. That costs reading the tail, but frees the
+        # records that are in the snapshot now.
         if base.number == state.manifest.number:
             self._last = _At(token, state)
         return str(token)
 
     def _persist(self, newest: Manifest, before: Ends, state: State) -> None:
-        """What was read behind these positions is durable."""
+        """Make durable what was read behind these positions."""
         if not self._backend.segments_grow:
             return
         for agent, cursor in state.cursors.items():
@@ -300,7 +303,7 @@ class Feed(Generic[T]):
             start = max(before.get(agent, START.position), START.position if cut is None else cut.position)
             first, last = start[0], cursor.cut.last_segment
             for number in range(first, last + 1) if start < cursor.position else ():
-                with suppress(MissingFileError):  # compacted since, into what is durable, and collected
+                with suppress(MissingFileError):  # collected since: it was compacted, which made it durable
                     self._backend.persist([segment_path(agent, number)])
 
     def _clipped(self, segments: Segments, ends: Ends, manifest: Manifest) -> Segments:
@@ -328,10 +331,10 @@ def _is_of(record: Record | None, commit: Commit) -> bool:
 
 
 def _changed(touched: dict[str, Record | None], state: State) -> Iterator[tuple[str, Record | None, Record | None]]:
-    """The documents that were touched, given what counted before.
+    """The documents that were touched, each with its record now and before.
 
-    Those too that are as they were: who was stopped while applying earlier changes from the same token on may have
-    applied what was taken back since, and nothing else would correct that.
+    This includes documents that are as they were before. A consumer that was stopped while it applied changes since the
+    same token may have applied something that was undone since, and nothing else would correct that.
     """
     for id in sorted(touched):
         yield id, state.record(id), touched[id]

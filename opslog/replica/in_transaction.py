@@ -1,4 +1,4 @@
-"""The block of a transaction: what ``with store.transaction()`` enters and leaves."""
+"""The ``with store.transaction()`` block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class InTransaction(Generic[T]):
-    """What `Store.transaction` gives."""
+    """The return value of `Store.transaction`."""
 
     def __init__(self, replica: Replica[T]) -> None:
         self._replica = replica
@@ -36,7 +36,7 @@ class InTransaction(Generic[T]):
             raise UsageError("this transaction has begun already: call store.transaction() for each")
         self._deciding = self._replica.deciding_of("transaction")
         made = self._made = self._deciding.begin()
-        # Weak: should a signal's handler keep the block from being left, it is over when nobody has it any more.
+        # A weak reference: if a signal handler prevents ``__exit__``, the block is over when nothing refers to it.
         self._replica.batches.local.transaction = weakref.ref(self)
         return made
 

@@ -1,4 +1,4 @@
-"""All documents of a store: the winners of the tail, merged with the snapshot below them."""
+"""All documents of a store: the winners of the tail merged with the snapshot."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ R = TypeVar("R")
 
 
 class Layers(msgspec.Struct, frozen=True):
-    """All documents, of which most are not decoded: one run as it is stored, and what differs from it.
+    """All documents, mostly undecoded: the oldest run as it is stored, and the records that differ from it.
 
-    :ivar lines: the records of the oldest run, some whole lines at a time, in order of id. Verified as they are read.
-        Raises RetryError: it was replaced and collected.
+    :ivar lines: the records of the oldest run, some whole lines at a time, in order of id. They are verified as they
+        are read. Raises RetryError if the run was replaced and collected.
     :ivar has_tombstones: whether deletes are among them.
-    :ivar above: per document that was written since, what counts for it.
+    :ivar above: for each document that was written since, the record that counts.
     """
 
     lines: Iterator[bytes]
@@ -34,7 +34,7 @@ class Layers(msgspec.Struct, frozen=True):
 
 
 class LinesOverRuns:
-    """The lines of a tail and the snapshot, newest run first: of each document the newer record."""
+    """Merges the lines of a tail with the snapshot, newest run first: the newer record of each document."""
 
     def __init__(self, lines: Lines, runs: Sequence[SortedRecords]) -> None:
         self._lines = lines
@@ -61,7 +61,10 @@ class LinesOverRuns:
 
 
 def retained(records: Iterator[R]) -> Iterator[R]:
-    """:raises RetryError: the snapshot was replaced and collected before its end was reached."""
+    """Iterate over records of the snapshot.
+
+    :raises RetryError: the snapshot was replaced and collected before its end was reached.
+    """
     try:
         yield from records
     except MissingFileError as error:
@@ -73,8 +76,8 @@ def retained(records: Iterator[R]) -> Iterator[R]:
 def live_records(
     runs: Sequence[SortedRecords], winners: dict[str, Record], overlaid: Container[str] = ()
 ) -> Iterator[Set]:
-    """The documents' records in order of id, given the snapshot, newest run first, and who wins in the tail; see
-    `State.records`.
+    """The records of all documents in order of id, out of the snapshot, newest run first, and the winners of the tail;
+    see `State.records`.
 
     :param overlaid: ids whose record in `winners` outranks whatever the snapshot has.
     :raises MissingFileError: the snapshot was replaced and collected before its end was reached.
@@ -87,8 +90,8 @@ def live_records(
 def records_with_deletes(
     runs: Sequence[SortedRecords], winners: dict[str, Record], overlaid: Container[str]
 ) -> Iterator[tuple[Record, bool]]:
-    """Likewise, deletes included; and whether each outranks what an older run has."""
-    # Sorted as records: another lookup of each of very many costs as much as to sort their ids.
+    """Like `live_records`, with deletes. Each record comes with whether it outranks the records of older runs."""
+    # Sort records, not ids: for very many ids, a second lookup of each costs as much as sorting.
     above = iter(sorted(winners.values(), key=attrgetter("id")))
     winner = next(above, None)
     for stored in newest_records(runs):

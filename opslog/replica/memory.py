@@ -1,4 +1,4 @@
-"""The state of an open store, shared by its threads: read, changed and given up in steps that exclude each
+"""The state of an open store, shared by its threads. Reading, changing and replacing it are steps that exclude each
 other."""
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ P = ParamSpec("P")
 
 
 class Memory:
-    """What an open store has in memory. Safe to use from many threads.
+    """The state of an open store in memory. Safe to use from many threads.
 
-    :ivar state: the present one; another one after each load. To be read through `read`.
+    :ivar state: the current state, another object after each load. Use `read` to read it.
     """
 
     def __init__(self, state: State) -> None:
         self.state = state
         self._state_lock = threading.RLock()
-        # Whether somebody is in a block under `_state_lock`. Who has that lock and finds this set is the handler of a
-        # signal that came while its own thread was in there.
+        # Whether a thread is in a block under `_state_lock`. A caller that holds that lock and finds this set is a
+        # signal handler that has interrupted its own thread in such a block.
         self._in_state = False
 
     @abstractmethod
     def replace(self, state: State, missing: MissingFileError | None) -> None:
-        """Load another state in place of this one. Does nothing where that was done meanwhile.
+        """Load another state in place of this one. Does nothing if another thread has done so meanwhile.
 
-        :param missing: what of it was collected; None: it is torn.
-        :raises OpslogError: there is no other one.
+        :param missing: the error for a file of the state that was collected; None: the state is torn.
+        :raises OpslogError: no other state can be loaded.
         """
 
     def read(self, query: Callable[Concatenate[State, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the state says; another one, if what this one wants to look up was collected meanwhile, or if it is
-        torn.
+        """Call `query` on the state and return its result. If the state is torn, or a file that it needs was collected
+        meanwhile, loads another state and calls `query` on that.
 
-        :raises UsageError: called by the handler of a signal that came while its thread was changing the state.
+        :raises UsageError: called by a signal handler that interrupted its own thread while it changed the state.
         """
         while True:
             missing = None
@@ -61,12 +61,12 @@ class Memory:
             self.replace(state, missing)
 
     def winner(self, id: str) -> Record | None:
-        """Who wins the document in the tail, where that is newer than the whole snapshot, and nobody is changing the
-        state; otherwise None, and `read` has the answer. Takes no lock.
+        """The winner of a document in the tail, if it is newer than the whole snapshot and nobody is changing the
+        state. Otherwise None, and `read` has the answer. Takes no lock.
 
-        Whoever changes the state is in it for as long. So a caller who sees a part of a change is as late as the
-        change is, and its next call waits for the rest. A state that was replaced meanwhile loses its winners, and no
-        winner is none: what it still has is what it had when the call began.
+        `_in_state` is set as long as the state is changed. So if a caller sees a part of a change, its next call waits
+        for the rest. A state that was replaced meanwhile loses its winners, and then this returns None. A winner that
+        it still has was the winner when the call began.
         """
         if self._in_state:
             return None
@@ -79,7 +79,8 @@ class Memory:
         return winner
 
     def change(self, call: Callable[[State], R]) -> R:
-        """What a call makes of the state, while no other thread reads or changes it. The state may be torn."""
+        """Call a function on the state, while no other thread reads or changes it, and return its result. The state may
+        be torn."""
         with self._state_lock:
             outer, self._in_state = self._in_state, True
             try:
@@ -88,8 +89,8 @@ class Memory:
                 self._in_state = outer
 
     def apply(self, commits: Iterable[Commit]) -> None:
-        """Take in the next commits of one's own log. What ends this early leaves the state to be loaded anew."""
-        with self._state_lock:  # as `change`, which every buffered set would enter by two more calls
+        """Apply the next commits of the store's own log. If an exception ends this early, the state is torn."""
+        with self._state_lock:  # as `change`, without its two calls: every buffered set passes here
             outer, self._in_state = self._in_state, True
             try:
                 self.state.apply(commits)
@@ -97,17 +98,17 @@ class Memory:
                 self._in_state = outer
 
     def invalidate(self) -> None:
-        """Nobody may read the state as it is; it has to be loaded anew."""
+        """Mark the state as torn: it has to be loaded again before anybody reads it."""
         with self._state_lock:
             self.state.is_torn = True
 
     def check_not_in_state(self) -> None:
-        """To be called before anything that waits for other threads, which may wait for the state in turn.
+        """Call this before anything that waits for other threads, because they may be waiting for the state.
 
-        :raises UsageError: called by the handler of a signal that came while its own thread was in the state.
+        :raises UsageError: called by a signal handler that interrupted its own thread in the state.
         """
         if not self._in_state:
-            return  # nobody is, so this thread is not
+            return  # no thread is in the state, so this one is not
         with self._state_lock:
             if self._in_state:
                 raise UsageError(

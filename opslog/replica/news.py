@@ -1,9 +1,10 @@
-"""What others wrote and nobody has asked for yet: each commit is handed out once, whoever asks, and none is lost.
+"""Commits of others that no caller has asked for yet. Each is returned once, to whichever caller asks, and none is
+lost.
 
-An exception can end a call between any two steps, since a signal handler may raise one. So everything here is done in
-one step, as far as such an exception can see: the interpreter runs handlers of signals where a function begins, where
-one that is not written in Python has returned, and where a loop begins anew, and between two assignments there is
-nothing of the kind. What was taken out, and could not be handed over, is put back.
+A signal handler may raise an exception, which can end a call between any two steps. So everything here happens in one
+step as far as such an exception can see. The interpreter runs signal handlers at the beginning of a function, after the
+return of one that is not written in Python, and at the beginning of another round of a loop. Between two assignments it
+runs none. Commits that were taken out but not returned are put back.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ GAP: Final = Gap.GAP
 
 
 class News:
-    """The commits of others that are in a state and were not handed out. Safe to use from many threads.
+    """The commits of others that are in a state and were not returned to a caller. Safe to use from many threads.
 
-    :ivar cursors: up to where, in each log, commits are here or were handed out. It is the very dictionary of the state
-        while that takes in commits one after the other, so both always say the same; if it is another one, the state
-        was loaded anew, and what lies between is missing here.
+    :ivar cursors: for each log, the position up to which commits are here or were returned. This is the same dictionary
+        as the state's as long as the state reads on, so both always agree. If it is another one, the state was loaded
+        again, and the commits in between are missing here.
     """
 
     def __init__(self, cursors: dict[str, Cursor]) -> None:
@@ -41,21 +42,23 @@ class News:
         self._lock = threading.RLock()
 
     def add(self, commits: Iterable[Commit], cursor: Cursor) -> None:
-        """Commits came, and this is where they end in their log."""
+        """Add commits of a log. The cursor is at their end."""
         with self._lock:
             self._waiting += commits
             self.cursors[cursor.agent] = cursor
 
     def catch_up(self, commits: Iterable[Commit], complete: bool, cursors: dict[str, Cursor]) -> None:
-        """These commits lie between the cursors here and those of a state that was loaded anew; `complete`: and no
-        others."""
+        """Add the commits between the cursors here and those of a state that was loaded again.
+
+        :param complete: whether these are all; otherwise a `GAP` follows them.
+        """
         missing: list[Commit | Gap] = [*commits] if complete else [*commits, GAP]
         with self._lock:
             self._waiting += missing
             self.cursors = cursors
 
     def take_one(self) -> Commit | Gap | None:
-        """The next one, None where there is none."""
+        """Take the next one; None if there is none."""
         taken = None
         try:
             with self._lock:
@@ -69,7 +72,7 @@ class News:
         return taken
 
     def take_all(self) -> list[Commit]:
-        """All of them; what is missing is passed over."""
+        """Take all commits. Gaps are left out."""
         taken: deque[Commit | Gap] = deque()
         rest: deque[Commit | Gap] = deque()
         try:

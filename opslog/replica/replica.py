@@ -1,18 +1,18 @@
-"""An open store as one object: what is under `opslog.Store` and under `opslog.aio.AsyncStore`.
+"""An open store as one object, which `opslog.Store` and `opslog.aio.AsyncStore` share.
 
-A replica is all of an open store but one thing: it does not say who waits for a commit, and where. `Store` has the
-calling thread wait, `AsyncStore` the task. What else they have in common is here, and its parts:
+A replica does everything that an open store does, except wait for a commit. In a `Store` the calling thread waits, in
+an `AsyncStore` the task. The parts of a replica are:
 
 - `state`, and how threads share it (`opslog.replica.memory`);
-- how it follows what others write (`opslog.replica.following`): `refresh`, `news`;
+- following what others write (`opslog.replica.following`): `refresh`, `news`;
 - `log`, which writes (`opslog.log.writer`), and `compaction`, the automatic one;
 - `batches` of the threads, which lie over the state until they are committed (`opslog.replica.batch`);
 - `questions`, which finds documents by conditions (`opslog.replica.questions`);
-- `feed`, which says what changed since a token (`opslog.replica.feed`).
+- `feed`, which returns the changes since a token (`opslog.replica.feed`).
 
-A write has three steps. `prepare_set`, `prepare_delete` or the end of a batch say what to commit; the log's `queue`
-stamps it; its `finish` returns when it is durable. What has to be decided on the newest state, with no other commit of
-this process in between, is prepared and queued in one step instead: `commit_decided`.
+A write has three steps. `prepare_set`, `prepare_delete` or the end of a batch works out what to commit; the log's
+`queue` stamps it; its `finish` returns when it is durable. `commit_decided` prepares and queues in one step. It is for
+writes that have to be decided on the newest state, with no other commit of this process in between.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from opslog.replica.decoded import DecodedDocuments
 from opslog.replica.following import Following
 from opslog.replica.state import Loader, State
 
-# Imported where they are used: many programs open a store to read or write a few documents, and wait for every import.
+# Imported where they are used: many programs open a store for a few documents only, and wait for every import.
 if TYPE_CHECKING:
     from opslog.log.writer import Buffer, Pending
     from opslog.replica.deciding import Deciding
@@ -64,7 +64,7 @@ def _look_up(state: State, id: str) -> tuple[State, Record | None, Record | None
 
 
 def not_ours(author: str) -> UsageError:
-    """The error of an undo in the name of an agent whose log nobody writes here."""
+    """The error for an undo in the name of an agent whose log this store does not write."""
     return UsageError(
         f"the newest commit of {author!r} is in a log of that name, which is not written here: to take it back, open "
         f"the store with agent={author!r}, without log="
@@ -74,10 +74,11 @@ def not_ours(author: str) -> UsageError:
 class Replica(Following, Generic[T]):
     """An open store; made by `opslog.opening.open`. Safe to use from many threads.
 
-    :param appender: of the agent's name, closed by `close`; None: this store has no log of its own.
-    :param author: as of `Following`. Without an `appender` all that is written goes to the shared log.
-    :param buffer: None: whoever writes waits until it is durable.
-    :param compact_after: as of `opslog.open`; `cache_bytes` too.
+    :param appender: holds the agent's name; `close` closes it. None: this store has no log of its own.
+    :param author: as in `Following`. Without an `appender` everything that is written goes to the shared log.
+    :param buffer: None: each write waits until it is durable.
+    :param compact_after: as in `opslog.open`.
+    :param cache_bytes: as in `opslog.open`.
     :ivar is_buffered: whether there is a buffer.
     """
 
@@ -102,12 +103,13 @@ class Replica(Following, Generic[T]):
         )
         self.schema = schema
         self._reads_replaced = schema.reads_replaced
-        # Of which version a line's document is handed out as it is; 0: of any; None: a type has to be made of each.
+        # Documents of this schema version are returned as they are stored; 0: of any version; None: of no version,
+        # because each has to be converted to a type.
         self._as_stored = None if schema.type is not None else schema.version or 0
         self.decoded = DecodedDocuments(cache_bytes if schema.type is None else 0)
         self.batches = Batches()
         self._id = ""
-        # The point of a view of the past, to be shown.
+        # The point in time of a view of the past, for `repr`.
         self.as_of: object = None
         self.is_buffered = buffer is not None
         self.is_closed = False
@@ -157,7 +159,7 @@ class Replica(Following, Generic[T]):
 
     @cached_property
     def keys(self) -> Keys:
-        """Finds what was written for a request."""
+        """Finds the commit that an earlier attempt of a request wrote."""
         from opslog.replica.keys import Keys
 
         return Keys(self.backend)
@@ -165,7 +167,7 @@ class Replica(Following, Generic[T]):
     # -- reading: the state, with this thread's batch over it
 
     def record(self, id: str) -> Set | None:
-        """The record of a document, None where there is none."""
+        """The record of a document; None if there is no such document."""
         self.check_open()
         id = id if type(id) is str else plain_id(id)
         if self.batches.local.batch is not None and (batch := self.batches.current) is not None:
@@ -180,7 +182,7 @@ class Replica(Following, Generic[T]):
         return winner if type(winner) is Set else None
 
     def document(self, id: str) -> T | None:
-        """A document, the caller's own; None where there is none. Errors as of `Schema.decode`."""
+        """A document, which then belongs to the caller; None if it does not exist. Errors as in `Schema.decode`."""
         self.check_open()
         id = id if type(id) is str else plain_id(id)
         if self.batches.local.batch is not None and self.batches.current is not None:
@@ -191,7 +193,7 @@ class Replica(Following, Generic[T]):
                 state, decoded = self.state, self.decoded
                 lines = state.lines
                 if find_document is None:
-                    # The winner first: a state loses its winners after what is kept was cleared.
+                    # Take the winner first: when a state is replaced, `decoded` is cleared before the winners.
                     own: T | None = decoded.find(id, state.winners.get(id))
                 else:
                     own = find_document(
@@ -206,7 +208,8 @@ class Replica(Following, Generic[T]):
                         orjson.loads,
                         orjson.dumps,
                     )
-                # What lets go of a state takes its lines first, then its winners, over which the lines do not count.
+                # A state that is replaced loses its lines first, then its winners. So if it still has its lines, it had
+                # the winners, too.
                 if own is not None and not state.is_torn and state.lines is lines:
                     return own
             state, winner, record = self._looked_up(id)
@@ -223,16 +226,18 @@ class Replica(Following, Generic[T]):
         return document
 
     def _looked_up(self, id: str) -> tuple[State, Record | None, Record | None]:
-        """What counts for a document, with the state and the winner of the tail on which that rests."""
+        """The state, the winner of the tail, and the record that counts for a document."""
         state, record = self.state, self.winner(id)
         if record is None:
             return self.read(_look_up, id)
-        # A set that is kept as a line is not in `winners`. Is it this very one? Who wins may have changed meanwhile.
+        # A set that is kept as a line is not in `winners`. Check that it is this one: the winner may have changed
+        # meanwhile.
         is_line = state.lines is not None and state.lines.get(id) is record
         return state, None if is_line else record, record
 
     def _kept(self, state: State, winner: Record | None, record: Set, document: T) -> T:
-        """A copy of a document, which is kept itself, unless it may have changed since it was looked up."""
+        """Keep a document decoded and return a copy. If it may have changed since it was looked up, return it
+        itself."""
         id = record.id
         with self._state_lock:
             if self._in_state or self.state is not state or state.is_torn or state.winners.get(id) is not winner:
@@ -256,12 +261,12 @@ class Replica(Following, Generic[T]):
         return self.read(State.contains, id) if winner is None else type(winner) is Set
 
     def count(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         self.check_open()
         return self.read(_count, self._batched())
 
     def records(self) -> Iterator[Set]:
-        """All documents' records in order of id, as they are at the call."""
+        """The records of all documents in order of id, as they are at the call."""
         self.check_open()
         return self.read(State.records, self._batched())
 
@@ -272,8 +277,9 @@ class Replica(Following, Generic[T]):
     # -- writing
 
     def check_writable(self, call: str | None = None) -> None:
-        """
-        :param call: the name of a call that cannot be part of a batch.
+        """Check that this thread may write now.
+
+        :param call: the name of the call, if it cannot be part of a batch.
         :raises ReadOnlyError: the store was opened for reading.
         """
         self.check_open()
@@ -292,8 +298,8 @@ class Replica(Following, Generic[T]):
             )
 
     def prepare_set(self, id: str, document: T) -> Set | None:
-        """What a set commits, still without ts, clock and agent; None where it becomes a part of this thread's
-        batch. Errors as of `Store.set`."""
+        """The commit of a set, still without ts, clock and agent. None if it became part of this thread's batch. Errors
+        as in `Store.set`."""
         if type(id) is not str or not id.isascii():  # as `check_id`, without its call
             id = check_id(id)
         schema = self.schema
@@ -310,7 +316,7 @@ class Replica(Following, Generic[T]):
         return None
 
     def prepare_delete(self, id: str) -> Delete | None:
-        """Likewise for a delete.
+        """The commit of a delete, like `prepare_set`.
 
         :raises NotFoundError: there is no such document.
         """
@@ -324,9 +330,9 @@ class Replica(Following, Generic[T]):
         return None
 
     def deciding_of(self, call: str) -> Deciding[T]:
-        """What decides transactions.
+        """The object that decides transactions.
 
-        :param call: the name of a call that cannot be part of a batch, nor of another transaction.
+        :param call: the name of the call, which cannot be part of a batch or of another transaction.
         :raises ReadOnlyError: the store was opened for reading.
         """
         self.check_writable(call)
@@ -336,14 +342,15 @@ class Replica(Following, Generic[T]):
         return self.transactions
 
     def unguarded(self, commit: Commit, *, at_once: bool = False) -> int | None:
-        """None: a document that it writes was last written by a transaction, so a commit goes to the shared log.
-        Otherwise `guards`, for the queue of the own log: that stays so until it has changed.
+        """Check whether a plain commit may go to the store's own log. None if not, because a transaction wrote one of
+        its documents last: then it goes to the shared log. Otherwise the count `guards`, for the queue of the own log:
+        the answer holds until the count changes.
 
-        :param at_once: also None where that takes a lookup, or has to wait.
+        :param at_once: return None also if the answer would take a lookup or have to wait.
         """
         guards = self.guards
-        # Without a lock. Whoever changes the state is in it, and counts `guards` up there. So what is seen here is the
-        # state of this count; or the count is another one when the commit is queued, and this is asked again.
+        # Without a lock. A thread that changes the state also increases `guards`. So either this sees the state as it
+        # was at this count, or the count differs when the commit is queued, and this is checked again.
         if not self._in_state:
             state = self.state
             if not (state.is_torn or (TRANSACTIONS in state.cursors and state.may_guard(commit))):
@@ -356,16 +363,17 @@ class Replica(Following, Generic[T]):
         return guards
 
     def check_own_log(self) -> None:
-        """Before anything is decided: nobody else writes this agent's log, of which memory has what was written here.
+        """Check that no other process writes this agent's log. Call this before deciding anything: memory has only the
+        commits that were written here.
 
-        :raises ReopenError: somebody does, or can, or an earlier commit had an unknown outcome.
-        :raises WriteFailedError: there is no store to be found any more.
+        :raises ReopenError: another process writes it or may do so, or an earlier commit had an unknown outcome.
+        :raises WriteFailedError: the store is gone.
         """
         if self.log is not None:
             self.log.check_writable()
 
     def decide_plain(self, commit: Commit) -> None:
-        """Write what a plain commit writes, in the order of the shared log, whatever is there."""
+        """Write a plain commit to the shared log, whatever its documents are by then."""
         from opslog.replica.transaction import write
 
         self.deciding_of("set").run(partial(write, commit))
@@ -373,7 +381,7 @@ class Replica(Following, Generic[T]):
     def undo(self) -> tuple[str, ...] | None:
         """See `Store.undo`.
 
-        :returns: the documents that it gave back; None: nothing is left to undo.
+        :returns: the ids of the documents that it gave back; None: nothing is left to undo.
         """
         self.check_writable("undo")
         author = self.author or ""
@@ -400,7 +408,7 @@ class Replica(Following, Generic[T]):
         return taken_back if self.commit_decided("undo", prepare) else None
 
     def undoable(self, author: str) -> Undoable:
-        """Where the newest commit of an author is that an undo may cancel, as far as is read."""
+        """The log with the newest commit of an author that an undo may cancel, as far as logs are read."""
 
         def find(state: State) -> Undoable:
             recent = state.merge.recent
@@ -411,11 +419,11 @@ class Replica(Following, Generic[T]):
         return self.read(find)
 
     def commit_decided(self, call: str, decide: Callable[[State], Commit | None]) -> bool:
-        """Commit what `decide` makes of the state, called when all own commits are in it and nobody changes it before
-        that commit has its clock. Returns when it is durable; so this blocks.
+        """Decide a commit on the newest state and write it. `decide` is called when all of the store's own commits are
+        in the state. The state does not change before the commit has its clock. Blocks until the commit is durable.
 
         :param call: the name of the call, which cannot be part of a batch.
-        :returns: False: it made None of it, so nothing was committed.
+        :returns: False: `decide` returned None, so nothing was committed.
         """
         self.check_writable(call)
         log = self.log
@@ -426,17 +434,17 @@ class Replica(Following, Generic[T]):
                 self.replace(state, None)
             is_torn, pending = log.quiet(partial(self._queue_decided, decide))
             if is_torn:
-                continue  # since just now
+                continue  # it was torn just now
             if pending is None:
                 return False
             with suppress(SealedError):
-                log.wait(pending)  # also where others do not, since only now it is known whether a seal came first
+                log.wait(pending)  # in buffered mode, too: only now it is known whether a seal came first
                 return True
 
     def _queue_decided(
         self, decide: Callable[[State], Commit | None], queue: Callable[[Commit], Pending]
     ) -> tuple[bool, Pending | None]:
-        """Whether the state is torn, so that nobody can decide; otherwise the commit, None if there is none."""
+        """Decide and queue. Returns (True, None) if the state is torn; otherwise False and the commit, if any."""
 
         def queue_decided(state: State) -> Pending | None:
             commit = decide(state)
@@ -445,7 +453,7 @@ class Replica(Following, Generic[T]):
         return (True, None) if self.state.is_torn else (False, self.change(queue_decided))
 
     def flush(self) -> None:
-        """Write all that is buffered. Blocks. Errors as of `Store.flush`."""
+        """Write everything that is buffered. Blocks. Errors as in `Store.flush`."""
         self.check_open()
         self.check_may_wait()
         if self.log is not None:
@@ -455,9 +463,9 @@ class Replica(Following, Generic[T]):
     # -- the feed
 
     def changes(self, since: str | None, limit: int | None, feed: Feed[T] | None = None) -> Changes[T]:
-        """What changed since a token. Blocks. Arguments and errors as of `Store.changes`.
+        """The changes since a token. Blocks. Arguments and errors as in `Store.changes`.
 
-        :param feed: for those who ask for what came since their own last call, and for nothing else.
+        :param feed: a feed of the caller's own, if it always continues from its last call.
         """
         self.check_open()
         if limit is not None and limit < 1:
@@ -478,7 +486,7 @@ class Replica(Following, Generic[T]):
 
         own: dict[str, tuple[int, int]] = {}
         if self.log is not None:
-            # Where each append is a segment, the end is where the next one will be.
+            # If each append is a segment, the log ends where the next segment will begin.
             last = self.log.session.last_segment
             own = {self.log.agent: EVERYTHING if self.backend.segments_grow else (last + 1, 0)}
         newest, ends = self.read(lambda state: (state.passed, state.ends | own))
@@ -494,28 +502,31 @@ class Replica(Following, Generic[T]):
         return self._id
 
     def appended(self, cost: int) -> None:
-        """The log has grown by what costs so much to read (`opslog.log.reader.cost_after`)."""
+        """Note that the log has grown. `cost` is what the new part costs to read (`opslog.log.reader.cost_after`)."""
         self.compaction.note_append(cost, self.state.commits)
 
     # -- life
 
     @property
     def failure(self) -> OpslogError | None:
-        """Why buffered commits are in memory and not in the log, or may not be. None while all is well."""
+        """The reason why buffered commits are not in the log, or may not be, although they are in memory. None: all is
+        well."""
         return None if self.log is None else self.log.failure
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a copy in a child of the process that opened the store."""
+        """Whether this is a copy in a forked child of the process that opened the store."""
         return self._generation != forking.generation
 
     def check_open(self) -> None:
-        """:raises ClosedError: the store is closed, or belongs to the parent of this process.
+        """Check that this process may use the store.
+
+        :raises ClosedError: the store is closed, or belongs to the parent of this process.
         :raises ReopenError: buffered commits could not be written.
         """
         if self.is_closed:
             raise ClosedError(f"this store ({self.backend.url}) is closed: open it again")
-        if self._generation != forking.generation:  # `is_forked`, without a call: every call comes by here
+        if self._generation != forking.generation:  # as `is_forked`, without its call: every call passes here
             raise ClosedError(
                 f"this store ({self.backend.url}) belongs to the parent of this process: open one here, under another "
                 "agent name"
@@ -530,17 +541,17 @@ class Replica(Following, Generic[T]):
             raise ReopenError(f"buffered commits could not be written: close this store and open it again: {failure}")
 
     def close(self, *, repeat_failure: bool = False) -> None:
-        """Write what is buffered, end a compaction under way, and give the agent's name back. Blocks. Idempotent; what
-        an interrupt kept from being closed, the next call closes.
+        """Write what is buffered, wait for a running compaction, and give the agent's name back. Blocks. Idempotent: if
+        an interrupt ends it early, the next call closes the rest.
 
-        :param repeat_failure: whether to raise `failure` also where another call has raised it already.
+        :param repeat_failure: whether to raise `failure` even if another call has raised it already.
         :raises OpslogError: as `failure` says.
         """
         if self.is_forked:
             self.is_closed = True
             return  # everything belongs to the parent
         self.check_may_wait()
-        self.check_not_refreshing()  # a compaction that ends may be waiting for that
+        self.check_not_refreshing()  # a compaction that ends may wait for a refresh
         if self.transactions is not None:
             self.transactions.check_entry()
         self.is_closed = True
@@ -554,8 +565,7 @@ class Replica(Following, Generic[T]):
             if self.log is not None:
                 self.log.close()
             self.backend.close()
-            # Or they would stay until Python's garbage collector finds them, at a moment when somebody waits for an
-            # answer of another store.
+            # Otherwise Python's garbage collector frees them later, when a caller may be waiting for another store.
             self.state.indexes = None
         failure = self.failure
         if failure is not None and (repeat_failure or not self._failure_was_raised):
@@ -563,10 +573,10 @@ class Replica(Following, Generic[T]):
             raise failure
 
     def write_at_exit(self) -> None:
-        """The program ends: write what nobody has closed."""
+        """Write the buffer of a store that was not closed before the program ends."""
         if self.log is None or self.log.is_closed or self.is_forked:
-            return  # one whose `close` was interrupted before that has what is buffered still
-        # Whatever writes later, as another function that runs at exit, must not rely on a thread any more.
+            return  # the log decides, not the store: a `close` that was interrupted may have left a buffer
+        # Later writes, for example by other functions that run at exit, cannot rely on a thread any more.
         self.log.write_at_once()
         try:
             self.log.flush()
@@ -576,7 +586,7 @@ class Replica(Following, Generic[T]):
         if failure is None:
             warnings.warn(f"unclosed {self!r}: its buffer was written at exit; close it", ResourceWarning, stacklevel=1)
         elif not self._failure_was_raised:
-            # Nobody can get the error any more, and this is seen without any configuration.
+            # No caller is left to get the error. A warning is shown without any configuration.
             lost = f"the program ended, and buffered commits of {self.backend.url} may be lost: {failure}"
             logger("log").error(lost)
             warnings.warn(lost, RuntimeWarning, stacklevel=1)

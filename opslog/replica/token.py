@@ -1,10 +1,10 @@
-"""Tokens of the feed: up to where, in each log, changes were taken. Pure.
+"""Tokens of the feed: the position in each log up to which changes were read. Pure.
 
-A token names a manifest and says, of each log that goes beyond the cut of that manifest, where the reader is. So it
-grows with the logs that are not compacted to their ends, and not with all that ever were. It serves as long as the
-manifest is retained: nothing behind the cut of a retained manifest is collected.
+A token names a manifest. For each log that was read beyond the cut of that manifest, it has the reader's position. So
+its size grows with the logs that are not compacted to their ends, not with all logs that ever existed. It is valid as
+long as the manifest is retained: nothing after the cut of a retained manifest is collected.
 
-As text it is JSON, compressed, in the alphabet of URLs.
+Its text is compressed JSON in base64 for URLs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from opslog.format.manifest import START, Manifest
 from opslog.format.prepared import prepare
 from opslog.log.reader import Cursor
 
-# Nothing that a program keeps as a token is longer, and nobody can make this process unpack more.
+# No real token is longer, and nobody can make this process unpack more.
 _BYTES_MAX = 64 * 1024 * 1024
 
 
 class SavedCursor(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How far a log was read, as a token keeps it: `commits` lie before this position, the last of them at `clock`."""
+    """How far a log was read. There are `commits` commits before this position, and the last has the clock `clock`."""
 
     segment: int
     offset: int
@@ -41,18 +41,18 @@ class SavedCursor(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.segment, self.offset
 
     def is_of(self, cursor: Cursor) -> bool:
-        """Whether this is where the cursor is. (The beginning of a segment is the end of the one before it.)"""
+        """Whether the cursor is at this position. (The beginning of a segment is the end of the one before it.)"""
         same_commits = (self.commits, self.clock) == (cursor.commits, cursor.clock)
         return same_commits and (self.offset == 0 or self.position == cursor.position)
 
 
 class Token(msgspec.Struct, frozen=True):
-    """See the module's docstring.
+    """A token; the module's docstring describes it.
 
-    :ivar store: the store's id; empty where it has none.
-    :ivar manifest: the number of a manifest, and `clock` and `created` of it, which tell it from another one of the
-        same number, as a store has that was restored from a backup.
-    :ivar logs: of each log that was read beyond the cut of that manifest, where.
+    :ivar store: the store's id; empty if it has none.
+    :ivar manifest: the number of a manifest. Its `clock` and `created` distinguish it from another manifest of the same
+        number, which a store may get that was restored from a backup.
+    :ivar logs: the reader's position in each log that was read beyond the cut of that manifest.
     """
 
     store: str
@@ -63,7 +63,7 @@ class Token(msgspec.Struct, frozen=True):
 
     @classmethod
     def at(cls, store: str, manifest: Manifest, cursors: Mapping[str, Cursor]) -> Token:
-        """The token of a reader that is here, and not before the cut of this manifest in any log."""
+        """The token of a reader at these cursors. None of them may be before the cut of this manifest."""
         logs = {
             agent: SavedCursor.of(cursor)
             for agent, cursor in sorted(cursors.items())
@@ -72,18 +72,19 @@ class Token(msgspec.Struct, frozen=True):
         return cls(store, manifest.number, manifest.clock, manifest.created, logs)
 
     def is_from(self, manifest: Manifest) -> bool:
-        """Whether it names this manifest."""
+        """Whether the token names this manifest."""
         named = (self.manifest, self.clock, self.created)
         return named == (manifest.number, manifest.clock, manifest.created)
 
     def ends(self, manifest: Manifest) -> dict[str, tuple[int, int]]:
-        """Up to where each log was read, given the manifest that it names."""
+        """The position up to which each log was read, given the manifest that the token names."""
         return {agent: cut.position for agent, cut in manifest.cut.items()} | {
             agent: saved.position for agent, saved in self.logs.items()
         }
 
     def fits(self, cursors: Mapping[str, Cursor]) -> bool:
-        """Whether a reader that read that far is here: no log ends before, or has another commit there."""
+        """Whether these cursors are at the token's positions. They are not if a log ends before, or has another commit
+        there."""
         return all(agent in cursors and saved.is_of(cursors[agent]) for agent, saved in self.logs.items())
 
     def __str__(self) -> str:
@@ -92,7 +93,7 @@ class Token(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        """:raises UsageError: it is no token."""
+        """:raises UsageError: the text is not a token."""
         try:
             packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             unpacking = zlib.decompressobj()

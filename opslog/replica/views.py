@@ -1,4 +1,4 @@
-"""`items()` and `values()` of a store: all of it as it was when the iteration began, each document decoded once."""
+"""`items()` and `values()` of a store. An iteration shows the documents as they were when it began."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Begins an iteration over (id, document) pairs, in order of id.
+# Starts an iteration over (id, document) pairs in order of id, in which each document is decoded once.
 Documents = Callable[[], Iterator[tuple[str, T]]]
 
 

@@ -1,5 +1,4 @@
-"""Following a store without end: refreshing it whenever the storage says that there is something new, or else now and
-then."""
+"""Following a store without end: refresh it whenever the storage announces a write, or else at regular intervals."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A store whose storage says what is written is refreshed this often all the same: so a name that its requests keep, as
-# on a server, is kept, and what nobody has said is not missed for long.
+# A store is refreshed this often even if its storage announces writes. So a server that keeps an agent's name only as
+# long as requests come keeps it, and a write that was not announced is not missed for long.
 AT_LEAST_SECONDS = 20.0
-# After which time of waiting a thread has its environment sleep for a moment.
+# A thread that waits has its environment sleep for a moment after each such time.
 _SLICE_SECONDS = 0.2
 
 
@@ -66,8 +65,8 @@ def follow(replica: Replica[T], since: str | None, poll_seconds: float) -> Itera
 
 
 class Waiting:
-    """For one thread that refreshes, and waits when there was nothing new. What is written while it refreshes ends the
-    wait that follows."""
+    """Waits for new commits, in one thread that refreshes. A write that is announced during a refresh ends the next
+    wait at once."""
 
     def __init__(self, subscription: Subscription | None, changed: threading.Event, environment: Environment) -> None:
         self._subscription = subscription
@@ -75,9 +74,9 @@ class Waiting:
         self._environment = environment
 
     def wait(self, seconds: float) -> None:
-        """Until there may be something new.
+        """Wait until there may be something new.
 
-        :param seconds: where the storage does not say so, for so long.
+        :param seconds: how long to wait if the storage announces no writes.
         """
         environment, subscription = self._environment, self._subscription
         if subscription is None or not (subscription.is_live or self._changed.is_set()):
@@ -85,13 +84,13 @@ class Waiting:
             return
         end = environment.monotonic() + AT_LEAST_SECONDS
         while not self._changed.wait(_SLICE_SECONDS) and environment.monotonic() < end:
-            environment.sleep(0.0)  # which may end the program: see `opslog watch`
+            environment.sleep(0.0)  # this may end the program: see `opslog watch`
         self._changed.clear()
 
 
 @contextmanager
 def waiting(backend: Backend, environment: Environment) -> Iterator[Waiting]:
-    """A subscription to what is written, as long as the block lasts."""
+    """Subscribe to what is written, for the duration of the block."""
     changed = threading.Event()
     with subscribed(backend, changed.set) as subscription:
         yield Waiting(subscription, changed, environment)
@@ -99,10 +98,10 @@ def waiting(backend: Backend, environment: Environment) -> Iterator[Waiting]:
 
 @contextmanager
 def subscribed(backend: Backend, changed: Callable[[], None]) -> Iterator[Subscription | None]:
-    """A subscription, as long as the block lasts; None: the storage says nothing."""
+    """A subscription, for the duration of the block; None if the storage announces nothing."""
     subscription: Subscription | None = None
     if isinstance(backend, Announces):
-        with suppress(ClosedError):  # which whoever refreshes finds out, too
+        with suppress(ClosedError):  # the next refresh raises it, too
             subscription = backend.subscribe(changed)
     try:
         yield subscription
