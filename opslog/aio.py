@@ -88,7 +88,7 @@ class Opening(Generic[T]):
         try:
             return AsyncStore(await asyncio.shield(opened))
         except asyncio.CancelledError:
-            # The thread goes on, and what it opens must not stay open: it holds the agent's name.
+            # The thread continues. The store that it opens must not stay open: it holds the agent's name.
             opened.add_done_callback(_close_opened)
             raise
 
@@ -110,7 +110,7 @@ async def _in_thread(call: Callable[[], R]) -> R:
     claim = threading.Lock()
 
     def run() -> None:
-        # Once: what a pool refused can still be in its queue.
+        # Call it once only: a call that the pool refused can still be in its queue.
         if claim.acquire(blocking=False) and done.set_running_or_notify_cancel():
             try:
                 done.set_result(call())
@@ -138,10 +138,10 @@ def _close_opened(opened: asyncio.Future[Store[Any]]) -> None:
 
 
 class AsyncStore(Generic[T]):
-    """As `opslog.Store`, with calls that are awaited. Made by `open`."""
+    """Like `opslog.Store`, with calls that are awaited. Made by `open`."""
 
     def __init__(self, store: Store[T]) -> None:
-        self._store = store  # for the calls that wait, which are made in threads
+        self._store = store  # for calls that wait, made in threads
         self._replica = replica_of(store)
         self._loop = asyncio.get_running_loop()
         # The tasks that wait until their commits are durable, in the order of the queue.
@@ -151,7 +151,7 @@ class AsyncStore(Generic[T]):
             "opslog-aio-decide", self._decide_all, what="deciding transactions for tasks", subject="aio"
         )
         self._waking = False
-        # Where a lookup may be a request to a server, it must not hold the event loop up.
+        # A lookup that may be a request to a server must not block the event loop.
         backend = self._replica.backend
         self._reads_are_quick = backend.segments_grow and not backend.requests
 
@@ -180,7 +180,7 @@ class AsyncStore(Generic[T]):
         return await _in_thread(partial(self._store.filter, predicate))
 
     async def count(self, where: Where | Callable[[T], object] | None = None) -> int:
-        """As `Store.count`; a predicate is called in another thread."""
+        """Like `Store.count`; a predicate is called in another thread."""
         if where is None:
             return await self._read(lambda: len(self._store))
         return await _in_thread(partial(self._store.count, where))
@@ -194,7 +194,7 @@ class AsyncStore(Generic[T]):
         await _in_thread(partial(self._store.index, *paths))
 
     async def items(self) -> AsyncIterator[tuple[str, T]]:
-        """(id, document) pairs in order of id, all of them as they were when the iteration began."""
+        """(id, document) pairs in order of id, as they were when the iteration began."""
         found = await _in_thread(lambda: iter(self._store.items()))
         while some := await _in_thread(lambda: list(islice(found, _AT_ONCE))):
             for item in some:
@@ -207,7 +207,7 @@ class AsyncStore(Generic[T]):
     # -- writing
 
     async def set(self, id: str, document: T, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
-        """Give a document a new value. When this returns it is durable; parameters and errors as of `Store.set`."""
+        """Give a document a new value. When this returns it is durable; parameters and errors as in `Store.set`."""
         replica = self._replica
         if if_stamp is not NO_CONDITION:
             return await self._decide("set with if_stamp", partial(transaction.set_if, id, document, if_stamp))
@@ -217,9 +217,9 @@ class AsyncStore(Generic[T]):
         )
 
     async def delete(self, id: str, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
-        """Delete a document; parameters and errors as of `Store.delete`.
+        """Delete a document; parameters and errors as in `Store.delete`.
 
-        :raises NotFoundError: there is none of this id.
+        :raises NotFoundError: there is no document with this id.
         """
         if if_stamp is not NO_CONDITION:
             return await self._decide("delete with if_stamp", partial(transaction.delete_if, id, if_stamp))
@@ -396,14 +396,14 @@ class AsyncStore(Generic[T]):
     # -- others' writes, and the past
 
     async def refresh(self) -> list[Commit]:
-        """Take in what other agents wrote, and return those commits. What a cancelled call would have returned, the
-        next one does."""
+        """Read what other agents wrote, and return those commits. If a call is cancelled, the next one returns its
+        commits."""
         await _in_thread(self._replica.refresh)
         return self._replica.news.take_all()
 
     async def watch(self, poll_seconds: float = 0.2) -> AsyncIterator[Commit]:
-        """The commits of other agents as they come in, until the store is closed. Errors as of `Store.watch`, and each
-        commit once, as there; also when this is left, or cancelled."""
+        """The commits of other agents as they come in, until the store is closed. Errors as in `Store.watch`. Each
+        commit is returned once, as there, even if this is left early or cancelled."""
         replica = self._replica
         if replica.is_closed:
             return
@@ -425,7 +425,7 @@ class AsyncStore(Generic[T]):
         return AsyncChanges(await _in_thread(partial(self._replica.changes, since, limit)))
 
     async def follow(self, since: str | None = None, poll_seconds: float = 0.2) -> AsyncIterator[AsyncChanges[T]]:
-        """As `Store.follow`, until the store is closed."""
+        """Like `Store.follow`, until the store is closed."""
         replica = self._replica
         if replica.is_closed:
             return
@@ -447,7 +447,7 @@ class AsyncStore(Generic[T]):
         return await _in_thread(lambda: list(self._store.ops(since)))
 
     async def history(self, id: str) -> list[Revision]:
-        """What happened to one document, oldest first."""
+        """The revisions of one document, oldest first."""
         return await _in_thread(partial(self._store.history, id))
 
     # -- maintenance
@@ -459,7 +459,7 @@ class AsyncStore(Generic[T]):
     async def archive(
         self, where: Where | Callable[[T], object], period: str | None = None, *, older_than: timedelta | None = None
     ) -> int:
-        """As `Store.archive`; a predicate is called in another thread."""
+        """Like `Store.archive`; a predicate is called in another thread."""
         return await _in_thread(partial(self._store.archive, where, period, older_than=older_than))
 
     async def archives(self) -> list[str]:
@@ -479,33 +479,33 @@ class AsyncStore(Generic[T]):
     async def close(self) -> None:
         """Write what is queued and give the agent's name back. Idempotent.
 
-        :raises OpslogError: buffered commits were not written; also where another call has said so before, since that
-            may have been cancelled.
+        :raises OpslogError: buffered commits were not written. Raised even if another call has raised it, since that
+            call may have been cancelled.
         """
         closing = asyncio.ensure_future(_in_thread(self._close))
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
-            await closing  # what was queued is somebody's, and the name must be free afterwards
+            await closing  # also if cancelled: queued commits belong to their callers, and the name must become free
             raise
         finally:
             self._wake_waiters()
 
     def _close(self) -> None:
-        # Of a call that was cancelled nobody saw the error, so close reports again what was not written.
+        # Nobody saw the error of a cancelled call, so close reports it again.
         self._replica.close(repeat_failure=True)
         self._writer.close()
         self._decider.close()
 
     def __repr__(self) -> str:
-        """As of `opslog.Store`; without a count where that may be a request, for which the event loop would wait."""
+        """As in `opslog.Store`; without a count if that may take a request, for which the event loop would wait."""
         from opslog.replica.description import describe
 
         return describe(self._replica, "opslog.aio.AsyncStore", counts=self._reads_are_quick)
 
 
 class AsyncChanges(Generic[T]):
-    """As `opslog.Changes`, to be iterated with ``async for``."""
+    """Like `opslog.Changes`, for ``async for``."""
 
     def __init__(self, changes: Changes[T]) -> None:
         self._changes = changes
@@ -524,9 +524,9 @@ class AsyncChanges(Generic[T]):
 
 
 class AsyncBatch(Generic[T]):
-    """Sets and deletes that will be one commit; see `AsyncStore.batch`. Sees what it has changed itself.
+    """Sets and deletes that will be one commit; see `AsyncStore.batch`. Its reads see its own changes.
 
-    :param inside: gives what a call returns, made as if it stood in the block of this batch.
+    :param inside: makes a call as if it stood in the block of this batch, and returns its result.
     """
 
     def __init__(self, store: Store[T], inside: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
@@ -541,5 +541,5 @@ class AsyncBatch(Generic[T]):
         await self._inside(lambda: self._store.set(id, document))
 
     async def delete(self, id: str) -> None:
-        """:raises NotFoundError: there is none of this id."""
+        """:raises NotFoundError: there is no document with this id."""
         await self._inside(lambda: self._store.delete(id))

@@ -54,7 +54,7 @@ def archive_documents(
     period = check_name(quarter(environment.time()) if period is None else period, "period")
     replica.check_writable("archive")
     replica.refresh()
-    # No document is from before 1970, however long ago "older" is.
+    # No document is older than 1970, however long `older_than` is.
     since = 0.0 if older_than is None else max(0.0, environment.time() - older_than.total_seconds())
     before = None if older_than is None else format_ts(since)
     state, winners, records = replica.read(lambda state: (state, dict(state.winners), state.records()))

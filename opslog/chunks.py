@@ -1,4 +1,4 @@
-"""Many items, some at a time. Pure."""
+"""Splitting many items into chunks. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 def batched(items: Iterable[T], count: int) -> Iterator[tuple[T, ...]]:
-    """The items, so many at a time, as `itertools.batched` of Python 3.12. Takes no item before its chunk is asked
-    for."""
+    """The items in chunks of this size, like `itertools.batched` of Python 3.12. Takes no item before its chunk is
+    needed."""
     iterator = iter(items)
     while chunk := tuple(islice(iterator, count)):
         yield chunk

@@ -178,7 +178,7 @@ class ConflictError(RetryError):
     """A document that the call read has been written since. Nothing was written.
 
     :ivar id: the document; empty if a query over several documents would now return something else.
-    :ivar record: the current record, as of `Store.record`; None if there is no document.
+    :ivar record: the current record, as in `Store.record`; None if there is no document.
     """
 
     def __init__(self, message: str, id: str = "", record: Any = None) -> None:

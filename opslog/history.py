@@ -66,7 +66,7 @@ class Revisions(list[Revision]):
 def load_as_of(loader: Loader, point: Point, environment: Environment) -> State:
     """The state at a point.
 
-    :raises HistoryGoneError: it was compacted away; names the oldest point that is left.
+    :raises HistoryGoneError: it was compacted away; the error names the oldest point that is left.
     :raises UsageError: it is not a point, or lies in the future.
     """
     before, included = conditions(point)
@@ -112,7 +112,7 @@ def conditions(point: Point) -> tuple[Callable[[Manifest], bool], Callable[[Comm
 
 
 def _time(point: Point) -> str:
-    """:raises UsageError: it is no time."""
+    """:raises UsageError: it is not a time."""
     try:
         return format_ts(point.timestamp() if isinstance(point, datetime) and point.tzinfo else parse_ts(str(point)))
     except ValueError as error:
@@ -120,9 +120,9 @@ def _time(point: Point) -> str:
 
 
 def check_clock(clock: object, what: str) -> int:
-    """The clock itself, if it is valid.
+    """Check a clock, and return it.
 
-    :raises UsageError: otherwise.
+    :raises UsageError: it is not a clock.
     """
     if isinstance(clock, int) and not isinstance(clock, bool) and clock >= 0:
         return clock
@@ -130,11 +130,12 @@ def check_clock(clock: object, what: str) -> int:
 
 
 def manifest_before(manifests: ManifestStore, before: Callable[[Manifest], bool], point: Point) -> Manifest:
-    """The newest retained manifest that includes nothing beyond the point; `before` is the first of its `conditions`. A
-    binary search: clock, ts and the time by the storage's clock only grow with the number.
+    """The newest retained manifest that includes nothing beyond the point. Found by binary search: clock, ts and the
+    time by the storage's clock only grow with the number.
 
-    :raises HistoryGoneError: it was compacted away; names the oldest point that is left.
-    :raises NotFoundError: no store.
+    :param before: the first of the point's `conditions`.
+    :raises HistoryGoneError: it was compacted away; the error names the oldest point that is left.
+    :raises NotFoundError: there is no store.
     """
     manifests.newest()  # raises if there is no store
     retained = manifests.retained()
@@ -173,9 +174,9 @@ def _dated(manifest: Manifest, entry: Entry) -> Manifest:
 def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
     """All retained commits with a clock greater than `since`, in the order of their stamps.
 
-    :param since: None: everything that is retained. Otherwise complete, or an error.
+    :param since: None: everything that is retained. With a clock, the result is complete, or this raises.
     :raises HistoryGoneError: some of them were compacted away.
-    :raises UsageError: `since` is no clock.
+    :raises UsageError: `since` is not a clock.
     """
     if since is not None:
         check_clock(since, "since")
@@ -187,7 +188,7 @@ def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
             "To keep more, compact with keep_history",
             oldest.clock,
         )
-    # If everything retained is wanted, reading begins at the beginning of the segments that have the cuts.
+    # For everything that is retained, start at the beginning of the segments with the cuts.
     commits = _merged(backend, retained(backend, oldest, newest, whole_segments=since is None))
     return _unless_collected(backend, oldest, (commit for commit in commits if since is None or commit.clock > since))
 

@@ -328,7 +328,7 @@ class Lease(_Claim):
             self._transact(self._check)  # raises, and names the holder
 
     def set(self, id: str, document: Document) -> None:
-        """Give a document a new value, if the lease is still held. Errors as of `renew` and `Store.set`."""
+        """Give a document a new value, if the lease is still held. Errors as in `renew` and `Store.set`."""
         self._transact(partial(self._decide_set, id, document))
 
     def transact(self, function: Callable[[Documents], R]) -> R:

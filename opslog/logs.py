@@ -1,4 +1,4 @@
-"""Where threads that nobody waits for report what went wrong: one logger per subject (docs/operations.md)."""
+"""Loggers, one per subject (docs/operations.md). Threads that nobody waits for report errors to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def logger(subject: str) -> logging.Logger:
-    """The logger of a subject. Nearly every process ends without having had to import what logs.
+    """The logger of a subject. Imports `logging` only now: nearly every process ends without a need for it.
 
     :param subject: "log" (buffers), "compaction", "aio", "doors", "storage", "access" or "mcp".
     """

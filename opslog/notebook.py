@@ -1,7 +1,6 @@
-"""Tables as notebooks show them: documents, and what happened to them. Pure: values in, HTML out.
+"""Tables as notebooks show them: documents and their revisions. Pure: values in, HTML out.
 
-Everything is escaped: whoever can write to a store must not be able to run a script in the notebook of one who
-reads it.
+Everything is escaped, so that a writer to a store cannot run a script in the notebook of a reader.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from typing import Any
 
 import msgspec
 
-# What a table shows at most: documents, their fields, and characters of each value.
+# A table shows at most so many documents, fields of them, and characters of each value.
 ROWS, COLUMNS, CELL = 20, 8, 80
 
-# Notebooks set texts to the right, and break ids at their hyphens. Up to so many characters stay on one line.
+# Notebooks align text to the right and break ids at hyphens. A text of up to so many characters stays on one line.
 _UNBROKEN = 24
 _LEFT = ' style="text-align:left"'
 _SHORT = ' style="text-align:left;white-space:nowrap"'
 
 
 def documents_table(caption: str, pairs: Iterable[tuple[str, object]], total: int | None = None) -> str:
-    """A row for each of the first documents, a column for each of their first fields.
+    """A table with a row for each of the first documents and a column for each of their first fields.
 
     :param pairs: (id, document), a dict or a value of a type; no more are taken than are shown.
-    :param total: how many there are; None: nobody knows.
+    :param total: how many documents there are; None: not known.
     """
     shown = [(id, _fields(document)) for id, document in islice(pairs, ROWS)]
     names = list(dict.fromkeys(name for _, fields in shown for name in fields))

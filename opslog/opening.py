@@ -31,7 +31,7 @@ T = TypeVar("T")
 # Threads may open stores of one type at once: see `opslog.format.prepared`.
 _checking_types = threading.Lock()
 
-# The agent of those who name none.
+# The agent name if the caller names none.
 MAIN = "main"
 
 
@@ -62,12 +62,12 @@ def open(
     environment: Environment = REAL,
     **storage_options: Any,
 ) -> Store[Any]:
-    """Open a store, and create it where there is none and it is opened for writing.
+    """Open a store. If there is none and it is opened for writing, create it.
 
     :param url: a directory, or ``memory://name``; or any scheme for which a backend is installed.
     :param agent: the name to write under; one live writer per name. Not with `as_of`.
-    :param type: what documents are: a dataclass, a TypedDict or a msgspec.Struct. Fields of stored documents that it
-        does not know are left out in reading, and a set that would delete them is refused. None: plain dicts.
+    :param type: the type of documents: a dataclass, a TypedDict or a msgspec.Struct. Reading leaves out fields of
+        stored documents that it does not know, and a set that would delete them is refused. None: plain dicts.
     :param version: the schema version of documents, written with each of them. None: for tools that know no schema.
     :param migrate: called when a document of an older version is read, with the document and its version; returns it in
         the form of `version`. The stored document changes only when it is next set.
@@ -84,11 +84,11 @@ def open(
     :param compact_after: compact in the background when so many commits (or 64 MiB, or about a thousand segments) are
         not compacted; None: never. The store keeps its own writes in memory; the first `refresh` after a compaction
         frees them.
-    :param cache_bytes: how much memory documents may take that were read lately and are kept decoded, so that reading
-        them again costs a copy. Once it is in use, one is kept only if it is read again soon. 0: none are. A store with
-        a `type` keeps none.
-    :param settings: of a store that this call creates. An existing store keeps its own; settings that are
-        neither those nor the default are refused.
+    :param cache_bytes: how much memory the cache of decoded documents may take; reading a cached document costs a copy.
+        When the cache is full, a document is kept only if it is read again soon. 0: no cache. A store with a `type`
+        has none.
+    :param settings: the settings of a store that this call creates. An existing store keeps its own; a setting that is
+        neither its own nor the default is refused.
     :param environment: clocks and random names, for simulations.
     :param storage_options: options of the backend.
     :raises UsageError: an option does not exist, or cannot have this value; `as_of` lies in the future; the store has
@@ -97,7 +97,7 @@ def open(
         agent's log, this call waits for it.)
     :raises NotFoundError: `read_only`, and there is no store.
     :raises HistoryGoneError: the state at `as_of` was compacted away.
-    :raises DataError: the store cannot be read; names the file and the byte offset.
+    :raises DataError: the store cannot be read; the error names the file and the byte offset.
     """
     if durability not in ("fsync", "buffered"):
         raise UsageError(f'durability is "fsync" or "buffered", not {durability!r}')
@@ -128,7 +128,7 @@ def open(
             if log == "own":
                 from opslog.log.session import take_name
 
-                # The name first: the store's own log must not change any more once it is loaded.
+                # Take the name first: after the load, the store's own log must not change any more.
                 appender = take_name(backend, agent, environment)
             loader.manifests.create_first(settings or Settings(), environment)
         read_at = environment.monotonic()
@@ -158,7 +158,7 @@ def open(
         raise
 
 
-# What few who open a store come to is imported where it is used: the others need not wait for it.
+# The functions below import what few programs need where they use it, so that others need not wait.
 
 
 def _check_storage(url: str | os.PathLike[str], given: dict[str, Any]) -> None:
@@ -174,7 +174,7 @@ def _buffer(seconds: float, size: int) -> Buffer:
 
 
 def _included(point: Point) -> Callable[[Commit], bool]:
-    """Says which commits belong to a point in the past."""
+    """A function that says whether a commit belongs to a point in the past."""
     from opslog.history import conditions
 
     return conditions(point)[1]
@@ -189,9 +189,9 @@ def _load_as_of(loader: Loader, point: Point, environment: Environment) -> State
 def _check_writing(
     log: Log, durability: Durability, buffer_seconds: float, buffer_bytes: int, compact_after: int | None
 ) -> None:
-    """The options that say how a store writes.
+    """Check the options for writing.
 
-    :raises UsageError: one of them cannot have this value, or not together with another one.
+    :raises UsageError: an option cannot have this value, or not together with another option.
     """
     if log not in ("own", "shared"):
         raise UsageError(f'log is "own" or "shared", not {log!r}')

@@ -70,12 +70,12 @@ OPEN = frozenset({*OpenOptions.__annotations__, "type"} - {*StorageOptions.__ann
 
 
 def check_storage_options(url: str | os.PathLike[str], given: Mapping[str, Any], whose: str, own: Set[str]) -> None:
-    """Refuse an option that neither the caller nor the storage has, and one that nearly equals one of the caller's:
-    some storages ignore unknown options.
+    """Check that the caller or the storage has each option. Also refuses an option whose name is close to one of the
+    caller's: some storages ignore unknown options.
 
     :param whose: the caller, for the message.
     :param own: the caller's own options.
-    :raises UsageError: names the option, and the nearest one that exists.
+    :raises UsageError: an option is refused; the error names it, and the nearest one that exists.
     """
     if not given:
         return

@@ -16,18 +16,19 @@ from opslog.replica.state import State
 class Stats(msgspec.Struct, frozen=True):
     """Figures of a store, as one process sees it.
 
-    :ivar documents: how many there are.
-    :ivar agents: how many logs.
+    :ivar documents: the number of documents.
+    :ivar agents: the number of logs.
     :ivar clock: the greatest clock seen.
-    :ivar manifest: number of the manifest that this view started from.
+    :ivar manifest: the number of the manifest that this view started from.
     :ivar commits: how many commits were ever written, as far as seen.
     :ivar tail_commits: how many of them are not compacted.
-    :ivar snapshot_runs: how many runs the snapshot has; `snapshot_records`.
-    :ivar snapshot_bytes: their lines, tombstones included.
-    :ivar log_segments: retained segments on storage.
-    :ivar log_bytes: their length.
-    :ivar archive_bytes: archives on storage.
-    :ivar compaction_error: why the last automatic compaction failed, None if it did not.
+    :ivar snapshot_runs: how many runs the snapshot has.
+    :ivar snapshot_records: how many records they have, tombstones included.
+    :ivar snapshot_bytes: the size of their lines, tombstones included.
+    :ivar log_segments: how many segments are retained on storage.
+    :ivar log_bytes: the size of these segments.
+    :ivar archive_bytes: the size of all archives on storage.
+    :ivar compaction_error: why the last automatic compaction failed; None if it did not fail.
     :ivar requests: how many requests this store has sent to a server; 0 if there is none.
     :ivar kernel: the implementation of the loops over bytes in this process: `C`; or `Python`, if the former was not
         built or is switched off.

@@ -19,7 +19,7 @@ from opslog.replica.terms import ATTEMPTS, NO_CONDITION, Condition, Never, check
 from opslog.replica.views import Items, Values
 from opslog.tables import table_of, tables_of
 
-# Imported where they are used: many programs open a store to read or write a few documents, and wait for every import.
+# Imported where they are used: many programs open a store for a few documents only, and wait for every import.
 if TYPE_CHECKING:
     from datetime import timedelta
 
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 Found.table_of = staticmethod(table_of)
 
-# How many ids a prompt gets to complete; it asks anew at each key.
+# How many ids a prompt gets for completion; it asks again at each key.
 _COMPLETIONS_MAX = 1000
 
 
@@ -71,7 +71,7 @@ class Store(MutableMapping[str, T], Generic[T]):
     def get(self, id: str, /, default: T | D) -> T | D: ...
 
     def get(self, id: str, /, default: object = None) -> object:
-        """The document, or the default where there is none."""
+        """The document, or the default if there is none."""
         document = self._replica.document(id)
         return default if document is None else document
 
@@ -103,15 +103,15 @@ class Store(MutableMapping[str, T], Generic[T]):
         """The (id, document) pairs whose document fulfils a condition, such as ``status = "active" and hours > 3`` or
         ``{"status": "active", "hours": {">": 3}}``. docs/queries.md describes the language.
 
-        A condition sees each document as JSON, as it is stored, or as `migrate` returns it. The first question that an
-        index can answer makes it, and costs as much as reading every document; from then on it costs what it finds.
-        `explain` of the result says which.
+        A condition sees each document as JSON, as it is stored, or as `migrate` returns it. The first query that an
+        index can answer makes the index, which costs as much as reading every document. After that, a query costs what
+        it finds. `explain` of the result says which index it uses.
 
         :param where: None: all documents.
-        :param order_by: a path such as ``due.year``, or several; a minus before a path turns its order round. Documents
+        :param order_by: a path such as ``due.year``, or several; a minus before a path reverses its order. Documents
             that are equal by these, and all without it, are in order of id.
         :param limit: how many to return at most; None: all of them.
-        :param offset: how many to pass over first.
+        :param offset: how many to skip first.
         :raises QueryError: the condition or a path cannot be read; the message points at the place.
         """
         from opslog.query.question import question
@@ -122,13 +122,13 @@ class Store(MutableMapping[str, T], Generic[T]):
         """The (id, document) pairs whose document fulfils the predicate, in order of id; for what the conditions of
         `find` cannot express. Decodes every document.
 
-        :raises UsageError: the predicate is no function.
+        :raises UsageError: the predicate is not a function.
         """
         check_predicate(predicate)
         return [(id, document) for id, document in self._documents() if predicate(document)]
 
     def count(self, where: Where | Callable[[T], object] | None = None) -> int:
-        """How many documents fulfil a condition, as of `find`, or a predicate. Without one, how many there are."""
+        """The number of documents that fulfil a condition, as in `find`, or a predicate. Without either, of all."""
         if where is None:
             return len(self)
         if callable(where):
@@ -141,18 +141,18 @@ class Store(MutableMapping[str, T], Generic[T]):
         """How many documents have each value at a path, the most frequent first: (value, count) pairs.
 
         :param by: the path. With ``tags[*]`` a document counts once for each different item.
-        :param where: only documents that fulfil this condition, as of `find`.
-        :raises QueryError: as of `find`.
+        :param where: only documents that fulfil this condition, as in `find`.
+        :raises QueryError: as in `find`.
         """
         from opslog.query.question import grouping
 
         return self._replica.questions.group(grouping(by, where))
 
     def index(self, *paths: str) -> None:
-        """Make the indexes of these paths now, in memory. `find`, `count` and `group` make the one that they can use
-        by themselves. Costs as much as reading every document.
+        """Make the indexes of these paths now, in memory. Without this call, `find`, `count` and `group` make an index
+        when they first can use it. Costs as much as reading every document.
 
-        :raises QueryError: as of `find`.
+        :raises QueryError: as in `find`.
         """
         from opslog.query.paths import parse_path
 
@@ -180,8 +180,8 @@ class Store(MutableMapping[str, T], Generic[T]):
 
         :param if_stamp: set it only if the document still has this stamp (see `record`; the stamp's text works, too);
             None: only if there is no document. Left out: in any case.
-        :raises ConflictError: it was written since; `record` is what is there now. Nothing was written.
-        :raises InvalidDocumentError: it cannot be stored exactly; or fields would be deleted that the store's type does
+        :raises ConflictError: it was written since; `record` is the current record. Nothing was written.
+        :raises InvalidDocumentError: it cannot be stored exactly; or it would delete fields that the store's type does
             not know.
         :raises InvalidNameError: no document can have this id.
         :raises WriteFailedError: nothing was written.
@@ -197,8 +197,8 @@ class Store(MutableMapping[str, T], Generic[T]):
     def delete(self, id: str, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
         """Delete a document.
 
-        :param if_stamp: as of `set`.
-        :raises NotFoundError: there is none of this id. Otherwise as `set`.
+        :param if_stamp: as in `set`.
+        :raises NotFoundError: there is no document with this id. Other errors as in `set`.
         """
         if if_stamp is NO_CONDITION:
             self._commit(self._replica.prepare_delete(id))
@@ -253,13 +253,13 @@ class Store(MutableMapping[str, T], Generic[T]):
     def flush(self) -> None:
         """Return when everything written so far is durable. This does nothing unless `durability="buffered"`.
 
-        :raises WriteFailedError: some of it is not in the log.
-        :raises CommitUnknownError: some of it may not be in the log.
+        :raises WriteFailedError: some commits are not in the log.
+        :raises CommitUnknownError: some commits may not be in the log.
         """
         self._replica.flush()
 
     def _commit(self, commit: Commit | None) -> None:
-        """Write a commit, if there is one, and let the caller wait."""
+        """Write a commit, if there is one, and wait until it is durable."""
         if commit is None:
             return
         replica = self._replica
@@ -301,7 +301,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._replica.deciding_of("create").run(partial(transaction.create, id, document))
 
     def modify(self, id: str, function: Callable[[T | None], T | None]) -> T | None:
-        """Replace a document by what a function makes of it. No other write can come in between.
+        """Replace a document by the result of a function. No other write can come in between.
 
         :param function: gets the document, or None if there is none, and returns the new one, or None to delete it. It
             may be called more than once, in any thread. It must have no side effects and not use the store.
@@ -318,7 +318,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         result. Either all of its writes happen, and nothing that it read has changed in between, or none. After an
         exception none happen.
 
-        :param function: as of `modify`.
+        :param function: as in `modify`.
         :param attempts: how often it is called at most.
         :raises ConflictError: others wrote first in each attempt.
         """
@@ -351,39 +351,39 @@ class Store(MutableMapping[str, T], Generic[T]):
         return self._replica.news.take_all()
 
     def watch(self, poll_seconds: float = 0.2) -> Iterator[Commit]:
-        """The commits of other agents as they come in, without end; refreshes every `poll_seconds`, or, where a
-        server says when something is written, then. The `ids` of a commit are the documents that it changed; of an undo
-        those that it gave back.
+        """The commits of other agents as they come in, without end. Refreshes every `poll_seconds`; or, if a server
+        announces writes, after each write. The `ids` of a commit are the documents that it changed. For an undo, they
+        are the documents that it gave back.
 
         Each commit is returned once, by one `watch` or by `refresh`. If a watch is left early, the next one returns the
         commits that it has not returned. Ends when the store is closed.
 
-        :raises HistoryGoneError: commits were collected before they could be read here; the state is right all the
-            same, and a new `watch` goes on from it.
+        :raises HistoryGoneError: commits were collected before they could be read here. The state is correct
+            nevertheless, and a new `watch` continues from it.
         """
         from opslog.replica.watching import watch
 
         return watch(self._replica, poll_seconds)
 
     def changes(self, since: str | None = None, limit: int | None = None) -> Changes[T]:
-        """The documents that changed since a token, as they are now, and what each commit since then did.
+        """The documents that changed since a token, as they are now, and the effect of each commit since then.
 
         Refreshes first, and takes nothing from `refresh` and `watch`. All changes are durable: a buffered store is
         flushed. Applied in any order, they lead from the documents at the token to those that the store shows. The cost
         is that of the new commits; for a token of another process it includes loading the logs behind the newest
         snapshot.
 
-        :param since: a token of an earlier call, of any process. None: everything there is, as a reset.
-        :param limit: stop after so many commits; the token says where. (On an object storage: after the append in which
-            the last of them is.) A reset has no limit.
-        :raises UsageError: that is no token, or one of another store; or this is a view of the past.
+        :param since: the token of an earlier call, by any process. None: all documents, as a reset.
+        :param limit: stop after so many commits; the token says where. (On an object storage: at the end of the append
+            that has the last of them.) A reset has no limit.
+        :raises UsageError: `since` is not a token, or belongs to another store; or this is a view of the past.
         """
         return self._replica.changes(since, limit)
 
     def follow(self, since: str | None = None, poll_seconds: float = 0.2) -> Iterator[Changes[T]]:
-        """The changes since a token, without end: one `Changes` whenever there is something new; refreshes as
+        """The changes since a token, without end: one `Changes` whenever there is something new. Refreshes like
         `watch`. A `Changes` may be empty: its token is then valid for longer than the one before. Ends when the
-        store is closed. Errors as of `changes`.
+        store is closed. Errors as in `changes`.
         """
         from opslog.replica.watching import follow
 
@@ -396,7 +396,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         call with the greatest clock seen so far misses that commit. To follow a store without gaps, use `changes`.
 
         :param since: None: everything that is retained.
-        :raises HistoryGoneError: some of them were compacted away; says from which clock on the store has all of them.
+        :raises HistoryGoneError: some of them were compacted away; the message says from which clock on all of them are
+            there.
         """
         self.flush()
         included = self._replica.included
@@ -406,7 +407,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         return commits if included is None else filter(included, commits)
 
     def history(self, id: str) -> list[Revision]:
-        """What happened to one document, oldest first, as far as it is retained. Reads all retained logs."""
+        """The revisions of one document, oldest first, as far as they are retained. Reads all retained logs."""
         self.flush()
         from opslog.history import revisions
 
@@ -415,7 +416,7 @@ class Store(MutableMapping[str, T], Generic[T]):
     # -- tables
 
     def to_arrow(self, schema: pa.Schema | Iterable[str] | None = None) -> pa.Table:
-        """The documents as a table of Arrow, in order of id, as they are after a refresh. Needs the extra ``query``.
+        """The documents as an Arrow table, in order of id, as they are after a refresh. Needs the extra ``query``.
 
         It has a column for each field of the documents, and before them `id`, `clock`, `agent`, `author` and `ts` (see
         `record`). Integers of 64 bits, floats and text are exact. Objects are structs, and a field whose values have
@@ -425,7 +426,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         mapping: give them this table, or what `find` returns.
 
         :param schema: the columns to have, by name, or with their types. One that no document has is null.
-        :raises UsageError: a column has no such type.
+        :raises UsageError: a value of a column does not fit its type.
         """
         return self._tables.to_arrow(schema)
 
@@ -433,12 +434,12 @@ class Store(MutableMapping[str, T], Generic[T]):
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def sql(self, query: str, parameters: Sequence[object] | Mapping[str, object] | None = None) -> pa.Table:
-        """The answer of DuckDB to a query, as a table of Arrow. Needs the extra ``query``.
+        """DuckDB's answer to a query, as an Arrow table. Needs the extra ``query``.
 
             store.sql("SELECT status, count(*) FROM documents GROUP BY ALL").to_pylist()
 
-        Its tables are `documents`, as of `to_arrow` and with the JSON text in `data`, as they are after a refresh;
-        `commits`, as of `ops`; and `archive`. The first query makes the columns that it names, and keeps them; a later
+        Its tables are `documents`, as in `to_arrow` and with the JSON text in `data`, as they are after a refresh;
+        `commits`, as in `ops`; and `archive`. The first query makes the columns that it names, and keeps them; a later
         one costs what has changed and what DuckDB does. Memory: a copy of all documents' text and of those columns.
 
         :param parameters: values for ``?``, or for ``$name``.
@@ -483,7 +484,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         They are first written to the archive and then deleted with one commit; a crash in between leaves them in both.
         A document that another thread writes meanwhile stays in the store with that value, and is not counted.
 
-        :param where: which ones: a condition, as of `find`, or a predicate.
+        :param where: which documents: a condition, as in `find`, or a predicate.
         :param period: a name for the archive; default the current quarter, ``2026-Q4``.
         :param older_than: only documents that were last written longer ago than this.
         """
@@ -524,7 +525,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._replica.close()
 
     def __repr__(self) -> str:
-        """The place, how many documents there are, and under which agent name or as of when they are seen."""
+        """The store's URL, the number of its documents, and the agent name or the point in the past."""
         from opslog.replica.description import describe
 
         return describe(self._replica, "opslog.Store")
@@ -536,7 +537,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         try:
             pairs = list(islice(self._documents(), ROWS))
         except OpslogError:
-            return None  # the text stands for it
+            return None  # the notebook shows the text instead
         return documents_table(repr(self).strip("<>"), pairs, len(self))
 
     def _ipython_key_completions_(self) -> list[str]:

@@ -43,7 +43,7 @@ class Line(NamedTuple):
     def decode(self) -> Any:
         """The JSON value of this line.
 
-        :raises CorruptError: it is not one, or not an exact one.
+        :raises CorruptError: it is not JSON, or cannot be decoded exactly.
         """
         return decode_json(self.data, self.path, self.offset)
 

@@ -1,1 +1,1 @@
-"""Logs of operations: reading them, being the writer of one, sealing them."""
+"""Logs of operations: reading them, writing one, sealing them."""

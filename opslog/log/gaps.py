@@ -1,7 +1,7 @@
-"""Whether a reader of logs missed anything, or what it has read is gone. Pure.
+"""Whether a reader of logs missed commits, or the commits that it has read are gone. Pure.
 
-Spark's streams, whose offsets are positions alone, ask both. A token of the feed names a manifest, which is retained or
-not, so the feed asks only whether something is gone that it is to read (`missing_segment`).
+Spark's streams check both, because their offsets are positions alone. A token of the feed names a manifest, which is
+retained or not. So the feed only checks whether something that it has to read is gone (`missing_segment`).
 
 A reader that comes back has a position in each log, and compactions may have collected commits behind it. A log that
 was collected to its end leaves no trace, and a listing shows nothing new. So the check covers every log for which the
@@ -21,10 +21,10 @@ def resume(position: Cut, first: Cut, commits: int | None, window: int) -> tuple
     others are there. Where each append is a segment, nothing is left of a log that was sealed and compacted whole.
 
     :param position: the end of what was read of the log; `START` if nothing was read.
-    :param first: that cut. A reader at the cut of a retained manifest, or behind it, never has a gap.
-    :param commits: how many commits lie before the beginning of its segment. None where each append is a segment:
-        there every segment has a commit, so the numbers of segments say as much, and no segments have to be read to
-        count.
+    :param first: the cut of the oldest retained manifest. A reader at the cut of a retained manifest, or behind it,
+        never has a gap.
+    :param commits: how many commits lie before the beginning of the cut's segment. None if each append is a segment:
+        then every segment has a commit, so the numbers of segments say the same, and nothing has to be read to count.
     :param window: the store's undo window. If it is not 0, a cut at the end of a log is behind a seal. The seal is a
         segment of its own, and a reader that skips it misses nothing.
     """
@@ -47,6 +47,5 @@ def missing_segment(listed: list[Segment], reached: Cut, cut: Cut) -> int | None
     needed = cut.segment if cut.segment <= cut.needed_segment else 0
     if reached.last_segment >= cut.segment:
         needed = max(needed, reached.last_segment)
-    # It is not enough that the last number is greater: if all that was read is gone, others may have been written
-    # since.
+    # A greater last number is not enough: everything that was read may be gone, and new segments may have come since.
     return needed if needed and all(segment.number != needed for segment in listed) else None

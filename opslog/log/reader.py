@@ -212,10 +212,10 @@ class Cursor(msgspec.Struct):
         """The commits after the cursor, each with its position; moves the cursor past each before it is yielded.
 
         :param segments: this log's part of a listing made just before.
-        :raises MissingFileError: the log is not there where the cursor is, or does not go on there. A compaction has
+        :raises MissingFileError: the log does not exist at the cursor, or does not continue there. A compaction has
             merged and collected the next commits, and a load from the newest manifest helps. If it does not, data was
             lost: the segment at a cut is never collected.
-        :raises CorruptError: a line is no commit, or not this log's next one.
+        :raises CorruptError: a line is not a commit, or not the next one of this log.
         """
         for number, size, _ in self.coming(segments):
             if number > self.segment:
@@ -254,7 +254,7 @@ class Cursor(msgspec.Struct):
     def coming(self, segments: list[Segment]) -> list[Segment]:
         """The segments to read, one after the other.
 
-        :raises MissingFileError: one is not there; see `read`.
+        :raises MissingFileError: a segment does not exist; see `read`.
         """
         coming = [segment for segment in segments if segment.number >= self.segment]
         for expected, (number, size, _) in enumerate(coming, self.segment):
@@ -300,7 +300,7 @@ class Cursor(msgspec.Struct):
         """The end of the commits in a segment of `size` bytes, where a torn tail begins. Reads no further back than the
         beginning of a line at `first`; costs a read of the last append.
 
-        :raises MissingFileError: it is gone.
+        :raises MissingFileError: the segment is gone.
         """
         found, want, start = None, _LAST_BYTES, size
         data = b""
@@ -414,7 +414,7 @@ def read_logs(
     fetched in groups. Each cursor moves when the last chunk of its log was taken. Errors as in `Cursor.read`.
 
     :param segments: a listing with all logs that have a cursor (`all_logs`).
-    :param scans: as of `Cursor.read_newest_first`.
+    :param scans: as in `Cursor.read_newest_first`.
     """
     for agent in segments:
         cursors.setdefault(agent, Cursor(agent))

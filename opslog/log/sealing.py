@@ -48,20 +48,20 @@ def seal_all(backend: Backend, agents: Iterable[str], find_end: FindEnd, freshne
 
 
 def logs_of_the_gone(backend: Backend, old: Manifest, cut: Mapping[str, Cut]) -> dict[str, Cut]:
-    """For agents that are gone and whose logs are wholly compacted: the position behind the last segment, from which
-    the log would go on. So its last segment can be collected. Only where segments grow; elsewhere each segment is
-    finished.
+    """The cuts for agents that are gone and whose logs are wholly compacted: the position behind the last segment,
+    where the log would continue. So the last segment can be collected. This is only needed on storages whose segments
+    grow; on others each segment is finished.
 
     Nobody appends to such a segment any more. At some moment after `old` was read, the agent's name was free and the
     log ended at the cut of `old`. So no session is open that began before that moment, and one that begins later starts
     a segment of its own: it finds the last one or, if that is collected, a manifest whose cut is behind it.
 
     A log with a torn tail does not end at its cut, and stays. So does the shared log: any process that has read it to
-    its end may go on there, in the same segment, at any time.
+    its end may append to the same segment at any time.
 
     :param old: the newest manifest.
-    :param cut: of the next one. A log is considered when both have the same position, so nothing came since, and
-        nothing of it is recent.
+    :param cut: the cut of the next one. A log is considered if both cuts have the same position: nothing came since,
+        and none of its commits is recent.
     """
     if not backend.segments_grow:
         return {}

@@ -121,7 +121,7 @@ class WriterSession:
     :param clock: has observed all of that view.
     :param in_memory: whether the owner has the log in memory, so that it must not miss any of it. Otherwise it may
         go on behind everything compacted, and `own.commits` does not count.
-    :ivar last_segment: the last one that the owner knows.
+    :ivar last_segment: the last segment that the owner knows.
     """
 
     def __init__(
@@ -143,13 +143,13 @@ class WriterSession:
         self._appender = appender
         self._in_memory = in_memory
         self._commits = own.commits
-        # Of the last commit in the log. 0: it was not read.
+        # The clock of the last commit in the log. 0: it was not read.
         self._last_clock = own.clock
         self._was_taken = False
         appender.advance(self.last_segment)
 
     def stamp(self, commit: Commit, after: int | None = None) -> bytes:
-        """Give a commit its agent, ts and clock; returns its line. Errors as of `encode_commit`.
+        """Give a commit its agent, ts and clock; returns its line. Errors as in `encode_commit`.
 
         :param after: the commit gets the next clock after this one, so it outranks nothing that it does not rest on.
             None: one above everything.
@@ -167,10 +167,10 @@ class WriterSession:
 
     def append(self, lines: bytes, read_at: float | None = None) -> Position:
         """Append the lines of commits, in the order of their stamps. On return they are durable, and part of the log.
-        Errors as of `Appender.append`, and:
+        Errors as in `Appender.append`, and:
 
         :param read_at: when the data that the commits rest on was read. None: as `freshness` says.
-        :raises WriteFailedError: that was too long ago, or the storage did not answer; nothing was written.
+        :raises WriteFailedError: the read was too long ago, or the storage did not answer. Nothing was written.
         :raises AgentFencedError: the next number was used. Has the segment's path if that may have been by a seal: see
             `pass_seal`. Nothing was written.
         :raises CommitUnknownError: the number of the segment may have been used before.
@@ -210,7 +210,7 @@ class WriterSession:
             newest = self.freshness.read_newest()
             cut = self._cut_in(newest)
             if seals is not None and cut.segment > after:
-                # Compacted, and perhaps collected. The segment there now may be another one, from a delayed write.
+                # It was compacted, and perhaps collected. What has its number now may come from a delayed write.
                 after = cut.last_segment
                 may_go_on = after <= self.last_segment or not self._in_memory or self._is_sealed(newest)
                 seals = [Seal(newest.ts, self._clock_of_seal(newest), self.agent)] if may_go_on else None
@@ -223,7 +223,7 @@ class WriterSession:
         return Passage(after, seals, seals[-1].clock)
 
     def go_on(self, passage: Passage) -> None:
-        """Append behind this passage from now on. Commits without a greater clock than it has must be stamped anew."""
+        """Append behind this passage from now on. Commits whose clock is not greater must be stamped again."""
         for seal in passage.seals:
             self.clock.observe(seal.clock)
         if passage.after > self.last_segment:
@@ -240,7 +240,7 @@ class WriterSession:
         return max(compacted, listed[-1].number if listed else 0) > self.last_segment
 
     def resume(self, own: Cursor, manifest: Manifest) -> None:
-        """Note that the owner has loaded its log anew up to a cursor, from a manifest on, and go on behind it."""
+        """Note that the owner has loaded its log again, from a manifest up to a cursor, and continue behind it."""
         if self._backend.segments_grow:
             return
         self._was_taken = self._was_taken or not self._is_sealed(manifest)

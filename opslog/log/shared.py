@@ -1,11 +1,11 @@
 """The shared log: transactions of all agents, in the order in which they happened.
 
-Its one rule: a line is appended only at the end up to which its writer has read the log. So between what a transaction
-saw and what it wrote there is no other transaction. The storage compares (`Backend.append_at`); whoever loses the race
-for the end reads on and decides again.
+It has one rule: a line is appended only if its writer has read the log to its end. So no other transaction lies between
+what a transaction saw and what it wrote. The storage compares the ends (`Backend.append_at`). A writer that loses the
+race for the end reads on and decides again.
 
-Where names are not held by locks, the rules 6 and 7 of `opslog.log.session` hold here, too: the number was not used
-before, as a recent manifest shows, before the append and after it.
+On storages without locks, invariants 6 and 7 of `opslog.log.session` hold here, too: before the append and after it, a
+recent manifest shows that the number was not used before.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from opslog.merge.clock import CLOCK_STEP, LamportClock
 class SharedLog:
     """Appends to the shared log. Used by one thread at a time.
 
-    :param clock: has observed all that is read.
-    :param author: under whose name, of commits that do not say.
+    :param clock: has observed everything that was read.
+    :param author: the author of commits that name none.
     """
 
     def __init__(self, backend: Backend, freshness: Freshness, clock: LamportClock, author: str) -> None:
@@ -40,15 +40,15 @@ class SharedLog:
     def stamp(self, commit: Commit, before: Commit | None, last_ts: str, *, key: str = "") -> bytes:
         """Give a commit its agent, author, nonce, clock and ts; returns its line.
 
-        The clock has not moved yet: a plain commit of this process that is stamped before this one is in memory was
-        made without it, and loses, as that of another process does; and an append that fails leaves nothing. So
-        whoever has appended this has the clock observe it.
+        This does not move the process's clock; the caller has it observe the commit after the append. Until then, plain
+        commits of this process get smaller clocks, and lose, like those of another process: they were made without the
+        transaction. And an append that fails leaves no trace.
 
-        :param before: the one before it in the same append; None: its line is the first.
-        :param last_ts: of the line before the append: `ts` never goes back in this log.
-        :param key: of the request that it is written for.
-        :raises UsageError: as of `encode_commit`.
-        :raises CorruptError: likewise.
+        :param before: the commit before it in the same append; None: it is the first.
+        :param last_ts: the `ts` of the last line before the append: `ts` never goes back in this log.
+        :param key: the key of the request that it is written for.
+        :raises UsageError: as in `encode_commit`.
+        :raises CorruptError: as in `encode_commit`.
         """
         environment = self._freshness.environment
         commit.agent, commit.by, commit.tx = TRANSACTIONS, commit.by or self._author, environment.nonce()
@@ -60,10 +60,10 @@ class SharedLog:
     def append(self, lines: bytes, end: Cursor) -> Cursor | None:
         """Append lines if the log still ends where this cursor is. On return they are durable, and part of the log.
 
-        :returns: the cursor behind them; None: the log goes on behind `end`, and nothing was written.
+        :returns: the cursor behind them. None: the log has grown beyond `end`, and nothing was written.
         :raises WriteFailedError: only the first `durable` bytes are in the log.
         :raises LockedError: a process that holds the log was stopped. Nothing was written.
-        :raises CommitUnknownError: nobody can say.
+        :raises CommitUnknownError: the outcome is unknown.
         """
         at = _AtEnd(self._backend, Position(*end.position))
         session = WriterSession(self._backend, at, end, self._freshness, self._clock)
@@ -86,7 +86,7 @@ def behind(backend: Backend, end: Cursor, position: Position, lines: bytes) -> C
 
 
 class _AtEnd:
-    """An appender that appends at the end up to which its log was read, or not at all."""
+    """An appender that appends only if the log still ends where it was read to."""
 
     def __init__(self, backend: Backend, end: Position) -> None:
         self._backend = backend
@@ -99,10 +99,10 @@ class _AtEnd:
         return position
 
     def check_name(self) -> None:
-        """It is everybody's."""
+        """Nothing to check: every process may append to this log."""
 
     def advance(self, segment: int) -> None:
-        """The end was read, and says it."""
+        """Nothing to do: the end that was read has the segment."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""

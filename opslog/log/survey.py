@@ -136,7 +136,7 @@ def at_cut(manifest: Manifest, cursors: dict[str, Cursor] | None = None) -> dict
 
 def survey_history(manifests: ManifestStore, read: Callable[[Manifest, Survey], T]) -> T:
     """The result of `read` on the oldest retained manifest and everything behind its cut, in whole segments, once that
-    is accepted. Costs and errors as of `survey`, and two more reads of a manifest."""
+    is accepted. Costs and errors as in `survey`, and two more reads of a manifest."""
     return manifests.read_consistently(
         manifests.oldest,
         lambda oldest: read(oldest, retained(manifests.backend, oldest, manifests.newest(), whole_segments=True)),

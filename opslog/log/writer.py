@@ -114,8 +114,8 @@ class Group(msgspec.Struct):
         return b"".join(lines)
 
     def end(self, error: OpslogError | None, durable: int) -> None:
-        # A copy has no traceback, and no cause with one. It may be kept for as long as the store, and frames hold on to
-        # whatever they had, such as the open directory.
+        # A copy has neither a traceback nor a cause. The error may be kept as long as the store, and the frames of a
+        # traceback keep their objects alive, such as the open directory.
         self.error, self.durable, self.step = error and copy(error), durable, "ended"
 
     @property
@@ -127,20 +127,21 @@ class Group(msgspec.Struct):
 
 
 class Memory(Protocol):
-    """The log's content in its owner's memory: the one interface through which a `LogWriter` calls up.
+    """The log's content in its owner's memory: the only interface through which a `LogWriter` calls its owner.
 
-    It cannot be the other way round. The leading thread writes the commits of all others, and each of them may return
-    as soon as its own is in the log. So only the leader can put them into memory first, and in their order.
+    Without it the owner would apply commits too late. The leading thread writes the commits of all other threads, and
+    each of these may return as soon as its own commit is in the log. So only the leader can apply all commits to memory
+    before that, and in their order.
     """
 
     # How often documents may have become guarded. Counted up before the clock observes the commit that guards them.
     guards: int
 
     def apply(self, commits: Iterable[Commit]) -> None:
-        """Take these commits in, the next ones of the log. If this ends early, the memory has to be loaded anew."""
+        """Apply the next commits of the log. If this ends early, the memory has to be loaded again."""
 
     def invalidate(self) -> None:
-        """Note that the memory has to be loaded anew: its commits get other stamps, or it is unknown which they are."""
+        """Note that the memory has to be loaded again: its commits get other stamps, or it is unknown which ones."""
 
     def appended(self, cost: int) -> None:
         """Note that the log has grown, and that reading the new part costs this much
@@ -193,8 +194,8 @@ class LogWriter:
         """Check that the log has everything that is in memory. Costs no request.
 
         :raises ReopenError: an earlier commit had an unknown outcome.
-        :raises AgentFencedError: as of `Appender.check_name`.
-        :raises WriteFailedError: likewise.
+        :raises AgentFencedError: as in `Appender.check_name`.
+        :raises WriteFailedError: as in `Appender.check_name`.
         """
         self._check_unbroken()
         self.session.check_name()
@@ -206,8 +207,8 @@ class LogWriter:
         :raises SealedError: `Memory.guards` has changed, so a document may be guarded now; nothing was queued.
         :raises ReopenError: an earlier commit had an unknown outcome, so nothing more can be written here.
         :raises ClosedError: closed by another thread meanwhile.
-        :raises UsageError: as of `encode_commit`, or of `check_entry`; nothing was queued.
-        :raises CorruptError: as of `encode_commit`; nothing was queued.
+        :raises UsageError: as in `encode_commit`, or as in `check_entry`; nothing was queued.
+        :raises CorruptError: as in `encode_commit`; nothing was queued.
         """
         me, section = threading.get_ident(), self._queueing
         if me in (self._alone.holder, section.holder):
@@ -227,7 +228,7 @@ class LogWriter:
         return result
 
     def finish(self, pending: Pending) -> None:
-        """Return when the commit is durable, or, with a buffer, when the buffer has room for it; errors as of
+        """Return when the commit is durable; or, with a buffer, when the buffer has room for it. Errors as in
         `wait`."""
         buffer = self._buffer
         if buffer is None:
@@ -235,7 +236,7 @@ class LogWriter:
             return
         is_due = self._queued_bytes >= buffer.bytes
         if self._at_once or not self._flusher.wake(is_due):
-            self.flush()  # nobody else would
+            self.flush()  # otherwise nobody would
         elif (is_due or self._group is not None) and self.is_full:
             self._run_alone(self._make_room)
 
@@ -245,8 +246,8 @@ class LogWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether a buffered call has to wait for the storage: a buffer is on its way there, and another one waits."""
-        # The queue first: so commits that are taken from it just now count twice, rather than not at all.
+        """Whether a buffered call has to wait for the storage: one buffer is being written, and another one waits."""
+        # Read the queue first: commits that are being taken from it then count twice instead of not at all.
         queued, group, buffer = self._queued_bytes, self._group, self._buffer
         unwritten = queued if group is None else queued + group.size
         return buffer is not None and unwritten >= 2 * buffer.bytes
@@ -255,8 +256,8 @@ class LogWriter:
         """Return when the commit is durable.
 
         :raises WriteFailedError: it is not in the log.
-        :raises AgentFencedError: likewise.
-        :raises CommitUnknownError: it may be.
+        :raises AgentFencedError: it is not in the log.
+        :raises CommitUnknownError: it may be in the log.
         """
         while not pending.done:
             if self._alone.holder is None:
@@ -334,7 +335,7 @@ class LogWriter:
         try:
             if self._group is not None:
                 self._settle_interrupted()
-                self._write_group()  # one that an interrupted call had only taken
+                self._write_group()  # an interrupted call had taken the group, and no more
             self._queueing.run(self._take)
             self._write_group()
         except BaseException:
@@ -369,7 +370,7 @@ class LogWriter:
             group.end(broken, 0)
 
     def _pass_seal(self, group: Group) -> None:
-        """Another process made our next segment. If it was a compaction that sealed this log, go on after the seal."""
+        """Find out who made the next segment. If it was a compaction that sealed this log, continue after the seal."""
         assert group.fence is not None
         try:
             passage = self.session.pass_seal(group.fence)
@@ -377,7 +378,7 @@ class LogWriter:
                 self._memory.apply(passage.seals)
                 self.session.go_on(passage)
             except BaseException:
-                self._memory.invalidate()  # the next attempt may take them in once more
+                self._memory.invalidate()  # the next attempt may apply them again
                 raise
             self._queueing.run(self._move_behind, group, passage.clock)
         except AgentFencedError as error:
@@ -399,7 +400,7 @@ class LogWriter:
             for pending in group.pendings[len(written) :]:
                 pending.end(_error_of(error, pending.commit))
         for pending in written:
-            pending.done = True  # as `end`: first this, or who waits may miss it
+            pending.done = True  # as in `end`: set this first, or a waiter may miss it
             if pending.bell is not None:
                 wake(pending)
         self._group = None
@@ -425,7 +426,7 @@ class LogWriter:
             self._apply_last()
         read_at = self.session.freshness.read_at
         pending = Pending(commit, self.session.stamp(commit), read_at, guards)
-        # After the stamp: an earlier change is counted by now, and a later one has a clock of its own.
+        # Compared after the stamp: an earlier change is counted by now, and a later one gets a greater clock.
         if guards is not None and guards != self._memory.guards:
             raise SealedError("transactions came in meanwhile, and one may have written what this commit writes")
         try:
@@ -473,7 +474,7 @@ class LogWriter:
                 pending.end(SealedError("a seal came first, and what is in front of it cannot be undone"))
                 continue
             if pending.commit.clock <= clock:
-                # A copy: memory may hold the other one, until it is loaded anew.
+                # A copy: memory may have the original until it is loaded again.
                 commit = msgspec.structs.replace(pending.commit)
                 line = self.session.stamp(commit, clock)
                 pending.commit, pending.line = commit, line

@@ -134,8 +134,8 @@ class ManifestStore:
         """The live manifest, and the logs as listed after it. None in place of the logs if listing them would take
         another request.
 
-        :param seen: as of `Backend.list_logs`.
-        :raises OpslogError: as of `newest`.
+        :param seen: as in `Backend.list_logs`.
+        :raises OpslogError: as in `newest`.
         """
         if self._lists_with_logs is None:
             return self.newest(), None

@@ -38,7 +38,7 @@ class Documents:
     It keeps the lines of the documents' records, and each column that was ever needed. A new column costs a pass over
     the lines. An update of the table costs a pass over the ids, and making the new values.
 
-    :param connection: runs what is asked of JSON texts here.
+    :param connection: of DuckDB; runs the queries over JSON texts.
     :param lines: of sets, one for each document.
     :param is_sorted: whether they are in order of id.
     """
@@ -70,8 +70,8 @@ class Documents:
         kept = {name: appended(without(values, gone), more[name]) for name, values in self._record_columns.items()}
         read = Values(self._connection, new, list(self._columns))
         found = read.structures()
-        # A column that the new values do not fit is made anew when it is needed. So is JSON text if a value is gone:
-        # that may have been the one that was different.
+        # A column that the new values do not fit is made again when it is needed. So is a column of JSON text if a
+        # value is gone: only that value may have had another type.
         fitting = {
             name: column.structure
             for name, column in self._columns.items()

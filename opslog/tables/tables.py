@@ -43,8 +43,7 @@ class Tables(Generic[T]):
         self._replica = replica
         # A name in a query is a table, and never a Python variable of ours.
         self._connection = duckdb.connect(":memory:", config={"python_enable_replacements": False})
-        # A token of its own: with the tokens of others, who now and then ask for changes, it would have to load anew
-        # each time.
+        # A feed of its own. A shared one would have to load again whenever another caller asks for changes.
         self._feed = Feed(replica.loader, replica.schema.decode)
         self._documents: Documents | None = None
         self._token: str | None = None
@@ -200,7 +199,7 @@ def _rows(commit: Commit) -> Sequence[Record | None]:
 def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table with the types of the schema.
 
-    :raises UsageError: a value has no such type; names the column.
+    :raises UsageError: a value does not fit the type; the error names the column.
     """
     columns = []
     for field, column in zip(schema, table.columns, strict=True):

@@ -195,7 +195,7 @@ class FileCheck:
     """The check of one part or archive together with its index.
 
     :ivar report: the problems found.
-    :ivar missing: which of the two files are missing, which may be no error.
+    :ivar missing: which of the two files are missing. That may be no error.
     :ivar index: the index, if it is usable.
     """
 
@@ -220,7 +220,9 @@ class FileCheck:
         return any(problem.path == self.path for problem in self.report.problems)
 
     def check_part(self, part: Part, manifest: Manifest, after: str | None) -> None:
-        """:param manifest: the oldest that names the part.
+        """Check a part.
+
+        :param manifest: the oldest manifest that names it.
         :param after: the last id of the part before it in its run.
         """
         self._read_index()

@@ -16,7 +16,7 @@ from opslog.format.manifest import Manifest
 
 
 class GarbageFile(NamedTuple):
-    """A file, why it is there, and whether it is certain that nobody needs it any more."""
+    """A file, the reason why it is there, and whether it is certain that nobody needs it any more."""
 
     path: str
     reason: str

@@ -36,14 +36,14 @@ class LogCheck:
         self._reader = reader
         self._agent = agent
         # Segments before the oldest cut are no longer part of the log: a delayed write may have used their numbers
-        # anew.
+        # again.
         first = manifests[0].cut.get(agent, START).segment if manifests else START.segment
         self._segments = [segment.number for segment in segments if segment.number >= first]
         self._source = log_source(reader.backend, {agent: Cursor(agent)}, {agent: segments})
         self._manifests = manifests
         self._clock = 0
         self._shared = SharedLogRules() if agent == TRANSACTIONS else None
-        # How many of the existing commits were passed.
+        # How many of the existing commits were checked.
         self._commits = 0
         self._cuts: dict[tuple[int, int], list[tuple[Manifest, Cut]]] = {}
         for manifest in manifests:
