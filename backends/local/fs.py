@@ -385,7 +385,7 @@ class FsBackend(forking.ProcessBound):
             if not self._is_forked:
                 flock.release(held)
 
-    def _take_lock(self, tree: Tree, path: str) -> forking.Descriptor:
+    def _take_lock(self, tree: Tree, path: str) -> flock.LockFile:
         """Take a lock. Every writer does so first, so this is where the filesystem is checked.
 
         A lock counts only if its file is still at its path after it was locked. Before that another process may remove
@@ -405,7 +405,7 @@ class FsBackend(forking.ProcessBound):
         except OSError as error:
             raise self.write_failed(path, error, "the lock was not taken") from error
 
-    def _lock_once(self, tree: Tree, path: str, name: str) -> forking.Descriptor | None:
+    def _lock_once(self, tree: Tree, path: str, name: str) -> flock.LockFile | None:
         """Try to take a lock. Returns None if another process removed its file meanwhile."""
         full = f"{self.root}/{path}"
         try:

@@ -99,7 +99,7 @@ class FsAppender(forking.BoundAppender):
     :param lock: holds the lock of the file `lock_path`; the appender releases it.
     """
 
-    def __init__(self, backend: Directory, agent: str, lock_path: str, lock: forking.Descriptor) -> None:
+    def __init__(self, backend: Directory, agent: str, lock_path: str, lock: flock.LockFile) -> None:
         self._backend = backend
         self._agent = agent
         self._lock = lock
@@ -115,6 +115,8 @@ class FsAppender(forking.BoundAppender):
         self._segment = forking.Descriptor()
         # The path at which others find it.
         self._file: OpenFile | None = None
+        # Its length when it was locked last, in bytes.
+        self._size = 0
         # Whether the next append continues the newest segment; otherwise it begins a new one.
         self._continues = False
         # Whether an earlier session's newest segment was opened for writing.
@@ -160,11 +162,16 @@ class FsAppender(forking.BoundAppender):
         :raises LockedError: another process has the name. This appender still rests.
         """
         flock.take_again(self._lock, self._lock_path, f"agents/{self._agent}")
-        if not flock.try_lock(self._segment, f"{self._backend.root}/{self._path}"):
+        if newest != self._number or not flock.try_again(self._segment, f"{self._backend.root}/{self._path}"):
             return False
+        assert self._file is not None
+        size = self._file.size_in_place()
+        if size is None:
+            return False
+        self._size = size
         # Nobody can begin the next segment now. If somebody began it before this one was locked, it is still there: it
         # may be collected only after a compaction that every reader of this position knows (`opslog.log.freshness`).
-        return newest == self._number and self._where() is _Segment.IN_PLACE and not self._has_next()
+        return not self._has_next()
 
     def make_durable(self) -> None:
         """Make durable what an earlier session wrote: it may have been killed between a write and its fdatasync."""
@@ -176,11 +183,15 @@ class FsAppender(forking.BoundAppender):
         if self._refusal is not None or self._is_forked:
             self._refuse()
         self._keep_name()
-        descriptor = self._segment.number
         # A file without a name is in no log: somebody removed the directory or the segment.
-        if not self._continues or self._offset >= self._backend.segment_bytes or not posix.has_name(descriptor):
+        if self._continues and not posix.has_name(self._segment.number):
+            self._abandon_segment()
+        return self._append(data)
+
+    def _append(self, data: bytes) -> Position:
+        if not self._continues or self._offset >= self._backend.segment_bytes:
             self._begin_segment()
-            descriptor = self._segment.number
+        descriptor = self._segment.number
         # This stays if the append neither succeeds nor fails cleanly, for example after KeyboardInterrupt.
         self._refusal = _INTERRUPTED
         try:
@@ -200,31 +211,37 @@ class FsAppender(forking.BoundAppender):
         return position
 
     def append_at(self, end: Position, data: bytes) -> Position | None:
-        """As `Backend.append_at`. The appender must not have been used since it took the name."""
+        """As `Backend.append_at`. The appender must not have been used since it took the name.
+
+        It asks the system nothing twice. While it holds the locks, nobody else writes to the segment or to the lock
+        file, so the length and the note are still those that were read when they were locked. The name of the segment
+        was seen then, too. If somebody deletes the segment later, the check after the write finds that out, and the
+        write is not acknowledged.
+        """
         if self._number > end.segment or (self._number < end.segment and end.offset):
             return None
-        is_there = self._number == end.segment
+        is_there, size = self._number == end.segment, self._size
         try:
-            status = os.fstat(self._segment.number) if self._number else None
-            size = status.st_size if status else 0
             if is_there and (size < end.offset or _has_line(self._segment.number, end.offset, size)):
                 return None
         except OSError as error:
             raise self._backend.write_failed(self._path, error, _NOT_COMMITTED) from error
-        if status and flock.note(self._lock) != self._durable_up_to(status, size):
+        if self._number and flock.note(self._lock) != self._durable_up_to(size):
             self.make_durable()
         if is_there and size == end.offset and self._is_writable:
             self._continues, self._offset = True, size
         self.advance(end.segment - 1)
-        position = self.append(data)
-        with suppress(OSError):
-            flock.write_note(self._lock, self._durable_up_to(os.fstat(self._segment.number), self._offset))
+        self._keep_name()
+        position = self._append(data)
+        flock.write_note(self._lock, self._durable_up_to(self._offset))
         return position
 
-    def _durable_up_to(self, status: os.stat_result, size: int) -> str:
+    def _durable_up_to(self, size: int) -> str:
         """The note for the lock that says that this segment is durable up to `size`, with its name. It has the file's
         inode, because in a copy of the store the segment is another file."""
-        return f"durable {self._number:020d} {size:020d} {status.st_dev} {status.st_ino}"
+        assert self._file is not None
+        device, inode = self._file.identity
+        return f"durable {self._number:020d} {size:020d} {device} {inode}"
 
     def advance(self, segment: int) -> None:
         if self._refusal is not None or self._is_forked:
@@ -401,7 +418,7 @@ class FsAppender(forking.BoundAppender):
         """Make this segment, which is open and locked, the newest one. Releases the one before it."""
         file = OpenFile(f"{self._backend.root}/{segment_path(self._agent, number)}", segment.number)
         former, self._segment, self._file = self._segment, segment, file
-        self._number, self._offset, self._is_shared = number, 0, False
+        self._number, self._offset, self._size, self._is_shared = number, 0, file.size, False
         flock.release(former)
 
     def _abandon_segment(self) -> None:

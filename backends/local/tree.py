@@ -73,21 +73,32 @@ class Tree:
 
 
 class OpenFile:
-    """An open file, and the path at which others look for it."""
+    """An open file, and the path at which others look for it.
+
+    :ivar identity: its device and inode, see `identity`.
+    :ivar size: its length when this object was made, in bytes.
+    """
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
-        self._identity = identity(os.fstat(descriptor))
+        status = os.fstat(descriptor)
+        self.identity = identity(status)
+        self.size = status.st_size
 
     def is_in_place(self) -> bool:
         """Whether the path still leads to this file.
 
         :raises OSError: that cannot be found out.
         """
+        return self.size_in_place() is not None
+
+    def size_in_place(self) -> int | None:
+        """The length of the file now, in bytes. None if it is not in place. Errors as in `is_in_place`."""
         try:
-            return identity(os.lstat(self._path)) == self._identity
+            status = os.lstat(self._path)
         except (FileNotFoundError, NotADirectoryError):
-            return False
+            return None
+        return status.st_size if identity(status) == self.identity else None
 
 
 def identity(status: os.stat_result) -> tuple[int, int]:

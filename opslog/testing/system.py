@@ -403,7 +403,7 @@ class System:
             raise LockedError(f"{full} is locked by {who}: try again when that process is done", name, who)
 
     def take_again(self, held: forking.Descriptor, full: str, name: str) -> None:
-        if held.number < _FIRST_DESCRIPTOR:
+        if isinstance(held, flock.LockFile):
             flock.take_again(held, full, name)
             return
         node = self._at(held.number).node
@@ -418,6 +418,11 @@ class System:
     def try_lock(self, held: forking.Descriptor, full: str) -> bool:
         if held.number < _FIRST_DESCRIPTOR:
             return flock.try_lock(held, full)
+        return self.try_again(held, full)
+
+    def try_again(self, held: forking.Descriptor, full: str) -> bool:
+        if held.number < _FIRST_DESCRIPTOR:
+            return flock.try_again(held, full)
         node = self._at(held.number).node.number
         return self._call("lock", full, lambda fault: self._locks.setdefault(node, held.number) == held.number, _NONE)
 
@@ -434,12 +439,12 @@ class System:
             held.close()
 
     def note(self, held: forking.Descriptor) -> str:
-        if held.number < _FIRST_DESCRIPTOR:
+        if isinstance(held, flock.LockFile):
             return flock.note(held)
         return self._notes.get(self._at(held.number).node.number, "")
 
     def write_note(self, held: forking.Descriptor, text: str) -> None:
-        if held.number < _FIRST_DESCRIPTOR:
+        if isinstance(held, flock.LockFile):
             flock.write_note(held, text)
             return
         opened = self._at(held.number)

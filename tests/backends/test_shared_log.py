@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -335,6 +338,74 @@ def test_the_next_append_opens_nothing_and_others_may_come_in_between(
     assert log(backend) == b"".join(map(line, range(7)))
 
 
+def test_the_next_append_asks_the_system_nothing_twice(backend: FsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        append(backend, number)
+    end = end_of(backend)
+    calls: Counter[str] = Counter()
+
+    def counted(real: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return real(*args, **options)
+
+        return call
+
+    system = [(os, ("open", "stat", "lstat", "fstat", "pread", "pwrite", "ftruncate", "scandir", "listdir", "write"))]
+    for module, names in [*system, (fcntl, ("flock",))]:
+        for name in names:
+            monkeypatch.setattr(module, name, counted(getattr(module, name), name))
+    assert backend.append_at("shared", end, line(2)) == end
+    monkeypatch.undo()
+    # The directory; the segment, the one after it and the lock file, and the segment again once it is durable.
+    assert calls == {"stat": 1, "lstat": 4, "flock": 4, "pread": 1, "write": 1, "pwrite": 1}
+
+
+def test_a_segment_that_is_deleted_once_it_was_locked_makes_the_append_unknown(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        append(backend, number)
+    end = end_of(backend)
+    real = flock.note
+
+    def note(held: flock.LockFile) -> str:
+        (root / FIRST).unlink()
+        return real(held)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flock, "note", note)
+        with pytest.raises(CommitUnknownError, match="the file was deleted meanwhile"):
+            backend.append_at("shared", end, line(2))
+    assert append(backend, 3) == Position(1, 0), "as in a log that has nothing"
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EACCES])
+def test_a_lock_that_is_refused_as_taken_is_waited_for(
+    backend: FsBackend, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    for number in range(2):
+        append(backend, number)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", failing(code))
+        patch.setattr(turns, "WAIT_SECONDS", 0.0)
+        with pytest.raises(LockedError, match=f"pid {os.getpid()} on host"):
+            append(backend, 2)
+    append(backend, 3)
+    assert log(backend) == line(0) + line(1) + line(3)
+
+
+def test_a_lock_that_cannot_be_taken_again_ends_the_append(backend: FsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        append(backend, number)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", failing(errno.ENOLCK))
+        with pytest.raises(WriteFailedError, match="does this filesystem support flock"):
+            append(backend, 2)
+    append(backend, 3)
+    assert log(backend) == line(0) + line(1) + line(3)
+
+
 def test_what_others_began_meanwhile_is_the_end(root: Path) -> None:
     """Also if the caller has not read that far."""
     backend, other = (FsBackend(root, segment_bytes=len(line(0)) * 3) for _ in range(2))
@@ -476,7 +547,7 @@ def test_an_append_whose_lock_file_was_removed_is_tried_again(
     real = flock.note
     removed: list[bool] = []
 
-    def note(held: forking.Descriptor) -> str:
+    def note(held: flock.LockFile) -> str:
         if not removed:
             removed.append(True)
             shutil.rmtree(root / "locks")
