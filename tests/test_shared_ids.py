@@ -275,10 +275,42 @@ def test_equal_hashes_change_no_answer(tmp_path: Path, monkeypatch: pytest.Monke
         state = replica_of(store).state
         assert not state.guards(["new"])
         monkeypatch.setattr(shared_ids, "id_hash", lambda id: id_hash("020"))
-        state._shared_hashes = None  # so that everything goes through `may_have`
-        assert state.may_guard(Set("", 0, "", "021", msgspec.Raw(b"{}")))
+        assert state.shared_ids is not None
+        assert state.shared_ids.may_have("021")
         assert not state.guards(["021", "new"])
         assert state.guards(["021", "020"])
+
+
+@pytest.mark.parametrize("gathered", ["before the transaction", "when the plain set stood over it", "on loading"])
+def test_what_an_undo_gives_back_is_guarded_again(tmp_path: Path, gathered: str) -> None:
+    """A transaction's record may have stood under a plain one when the ids of the shared log were gathered."""
+    with (
+        opslog.open(tmp_path, agent="a", compact_after=None) as a,
+        opslog.open(tmp_path, agent="late", compact_after=None) as late,
+        opslog.open(tmp_path, agent="c", compact_after=None) as c,
+    ):
+        a.create("other", {})
+        if gathered == "before the transaction":
+            c.refresh()
+            c["plain"] = {}
+        a.create("x", {"n": 1})
+        log = replica_of(late).log
+        assert log is not None
+        replica_of(late).clock.observe(10_000_000)
+        # As one who had not read the transaction, and whose clock is ahead all the same.
+        log.finish(log.queue(Set("", 0, "", "x", msgspec.Raw(b'{"n":2}'))))
+        c.refresh()
+        if gathered == "on loading":
+            replica_of(c)._reload()
+        c["plain"] = {}
+        assert replica_of(c).state.shared_ids is not None
+        assert c["x"] == {"n": 2}
+        assert late.undo()
+        c.refresh()
+        assert c["x"] == {"n": 1}
+        c["x"] = {"n": 3}
+        assert log_of(c, "x") == TRANSACTIONS
+        assert log_of(c, "plain") == "c"
 
 
 def test_while_others_transactions_come_in_nobody_takes_a_document_for_plain(

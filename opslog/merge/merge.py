@@ -122,6 +122,16 @@ class Merge(msgspec.Struct):
                 del found[id]
         self.settled.update(found)
 
+    def shared_ids(self) -> Iterator[str]:
+        """The documents that have a record from the shared log in here, also one that another record outranks as long
+        as no undo takes that back."""
+        for record in self.settled.values():
+            if record.agent == TRANSACTIONS:
+                yield record.id
+        for entry in self.recent.get(TRANSACTIONS, ()):
+            for record in entry.records:
+                yield record.id
+
     def touched_by(self, commit: Commit) -> Iterable[Record]:
         """What `apply` would return."""
         if not isinstance(commit, Undo):

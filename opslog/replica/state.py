@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
-from zlib import crc32
 
 import msgspec
 
@@ -60,6 +59,9 @@ class State:
     :ivar tail_cost: what it takes to read the logs after the manifest's cut (`cost_after`), when it was loaded.
     :ivar listed: the agents of whose logs something was there at the last listing. If nothing is there at the next one,
         it was collected, or lost; of all others nothing needs to be there, so they cost a refresh nothing.
+    :ivar shared_ids: the documents of which a record from the shared log wins here, or would win without what outranks
+        it now. Made by the first call of `guards`; what comes in later is added, and nothing is taken out. None: nobody
+        knows yet.
     :ivar is_torn: whether an exception, such as one that a signal handler raised, ended `apply` half-way, or commits
         that are here came into their log under other stamps. What is here is then the state of no moment: nobody may
         read it, and it has to be loaded anew.
@@ -92,10 +94,7 @@ class State:
         # What was written since.
         self._uncounted: set[str] = set()
         self.is_torn = False
-        # Made when somebody asks.
-        self._shared_ids: SharedIds | None = None
-        # Its hashes, if they say all of it.
-        self._shared_hashes: set[int] | None = None
+        self.shared_ids: SharedIds | None = None
         # The views that somebody reads, of this state as it was.
         self._views: list[weakref.ref[View]] = []
         # None: nobody has asked a question yet.
@@ -165,6 +164,8 @@ class State:
         self.commits += 1
         if commit.agent == TRANSACTIONS:
             self.shared_ts = max(self.shared_ts, commit.ts)
+            if self.shared_ids is not None:
+                self.shared_ids.add(record.id for record in commit.records)
         indexes = self.indexes  # another thread, or a handler of a signal, may close the store
         if clock > before and type(commit) is Set and not (commit.by or self._views):
             # For a set that is newer than everything before it, what follows comes to this; the merge takes in many at
@@ -410,25 +411,11 @@ class State:
     def guards(self, ids: Iterable[str]) -> bool:
         """Whether one of these documents is guarded: whoever wrote it last did so by a transaction. Costs a lookup only
         for one that a transaction has written, as far as the manifest says that."""
-        return self.has_transactions and any(self._may_guard(id) and self._is_guarded(id) for id in ids)
-
-    def may_guard(self, commit: Commit) -> bool:
-        """Whether a document that a commit writes may be guarded, as far as that is known without a lookup. Other
-        threads may change the state meanwhile."""
-        hashes = self._shared_hashes
-        if hashes is not None and type(commit) is Set:
-            # What follows, without its calls: they would take a buffered set longer than the answer may cost.
-            winner = self.winners.get(commit.id)
-            if crc32(commit.id.encode()) not in hashes and (winner is None or winner.agent != TRANSACTIONS):
-                return False
-        return any(self._may_guard(record.id) for record in commit.records)
-
-    def _may_guard(self, id: str) -> bool:
-        if self._shared_ids is None:
-            self._shared_ids = SharedIds(run.run for run in self.runs)
-            self._shared_hashes = self._shared_ids.hashes if self._shared_ids.is_complete else None
-        winner = self.winners.get(id)
-        return (winner is not None and winner.agent == TRANSACTIONS) or self._shared_ids.may_have(id)
+        if not self.has_transactions:
+            return False
+        if self.shared_ids is None:
+            self.shared_ids = SharedIds((run.run for run in self.runs), self.merge.shared_ids())
+        return any(self.shared_ids.may_have(id) and self._is_guarded(id) for id in ids)
 
     def _is_guarded(self, id: str) -> bool:
         record = self.record(id)

@@ -1,9 +1,10 @@
-"""Which documents of a snapshot may be guarded, without reading it.
+"""Which documents may be guarded, without reading the snapshot.
 
 Before it sets a document, a writer must know whether a transaction wrote it last. The manifest, which the writer has
-read anyway, lists for each part of the snapshot the hashes of the ids whose record is from the shared log. An id with
-no such hash needs no lookup. An id with such a hash is looked up, so neither a collision of hashes nor a plain record
-in a newer run makes the answer wrong.
+read anyway, lists for each part of the snapshot the hashes of the ids whose record is from the shared log. The hashes of
+the ids that transactions have written since the snapshot are added to them. An id with no such hash needs no lookup. An
+id with such a hash is looked up, so neither a collision of hashes nor a plain record in a newer run makes the answer
+wrong.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from opslog.format.manifest import Run
 
 
 class SharedIds:
-    """The ids that may have a record from the shared log in some runs. Takes the memory of one number per id.
+    """The ids that may have a record from the shared log. Takes the memory of one number per id.
 
-    :ivar hashes: the hashes that the parts list.
+    :param runs: the runs of the snapshot.
+    :param ids: the ids that transactions have written since.
+    :ivar hashes: the hashes that the parts list, and those of `ids`.
     :ivar is_complete: whether all parts list their hashes.
     """
 
-    def __init__(self, runs: Iterable[Run]) -> None:
+    def __init__(self, runs: Iterable[Run], ids: Iterable[str] = ()) -> None:
         self.hashes: set[int] = set()
         # For each run, the first and last ids of its parts without such a list.
         self._unknown: list[tuple[list[str], list[str]]] = []
@@ -33,10 +36,12 @@ class SharedIds:
             for part in run.parts:
                 if isinstance(part.shared, bytes):
                     self.hashes.update(decode_hashes(part.shared))
+        self.is_complete = not self._unknown
+        self.add(ids)
 
-    @property
-    def is_complete(self) -> bool:
-        return not self._unknown
+    def add(self, ids: Iterable[str]) -> None:
+        """Add the ids of records from the shared log."""
+        self.hashes.update(map(id_hash, ids))
 
     def may_have(self, id: str) -> bool:
         """Whether an id may have a record from the shared log."""
