@@ -9,7 +9,7 @@ import errno
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from opslog.backends.contract import Entry
@@ -130,11 +130,11 @@ def names(path: str, at: int | None = None) -> list[str]:
         os.close(descriptor)
 
 
-def scan(prefix: str, entries: list[Entry], firsts: Mapping[str, str], at: int | None = None) -> None:
+def scan(prefix: str, entries: list[Entry], first: Callable[[str], str], at: int | None = None) -> None:
     """Add the files whose paths begin with `prefix`, which is a directory and a slash or empty, in the order of their
     paths.
 
-    :param firsts: by the prefix of a directory, the path of the first file to list there; earlier ones are left out.
+    :param first: returns the path of the first file to list in the directory of a prefix; earlier ones are left out.
     """
     try:
         # Without the trailing slash, since with it the system would follow a link.
@@ -142,13 +142,13 @@ def scan(prefix: str, entries: list[Entry], firsts: Mapping[str, str], at: int |
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
-        _scan(descriptor, prefix, entries, firsts, at)
+        _scan(descriptor, prefix, entries, first, at)
     finally:
         os.close(descriptor)
 
 
-def _scan(descriptor: int, prefix: str, entries: list[Entry], firsts: Mapping[str, str], at: int | None) -> None:
-    first = firsts.get(prefix, "")
+def _scan(descriptor: int, prefix: str, entries: list[Entry], first: Callable[[str], str], at: int | None) -> None:
+    begin = first(prefix)
     try:
         with os.scandir(descriptor) as directory:
             # With the trailing slash, a directory sorts among the files as the paths below it do.
@@ -159,9 +159,9 @@ def _scan(descriptor: int, prefix: str, entries: list[Entry], firsts: Mapping[st
         return  # it was deleted since it was opened
     for name, entry in found:
         if name[-1] == "/":
-            scan(prefix + name, entries, firsts, at)
+            scan(prefix + name, entries, first, at)
             continue
-        if prefix + name < first:
+        if prefix + name < begin:
             continue
         try:
             # A link is listed as a link, and reading it as a file fails with an error that says so.

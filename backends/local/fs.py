@@ -38,7 +38,7 @@ from __future__ import annotations
 import builtins
 import errno
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from opslog.backends import forking, posix, turns
@@ -62,7 +62,7 @@ from opslog.errors import (
     RetryError,
     WriteFailedError,
 )
-from opslog.format.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, check_name, log_prefix, segment_path, temporary_path
+from opslog.format.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, check_name, segment_path, temporary_path
 
 # A log begins a new segment at this size: few enough files to list, small enough to be collected one by one.
 SEGMENT_BYTES = 64 * 1024 * 1024
@@ -122,19 +122,23 @@ class FsBackend(forking.ProcessBound):
     def list(self, prefix: str, after: str = "") -> list[Entry]:
         tree = self.tree()
         check_prefix(prefix)
-        entries = self._scan(tree, prefix, {})
+        entries = self._scan(tree, prefix, lambda directory: "")
         return [entry for entry in entries if entry.path > after] if after else entries
 
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
-        return self._scan(self.tree(), OPS, _Firsts(seen))
+        def first(directory: str) -> str:
+            agent = directory[len(OPS) : -1]
+            return segment_path(agent, seen[agent]) if agent in seen else ""
 
-    def _scan(self, tree: Tree, prefix: str, firsts: Mapping[str, str]) -> builtins.list[Entry]:
+        return self._scan(self.tree(), OPS, first)
+
+    def _scan(self, tree: Tree, prefix: str, first: Callable[[str], str]) -> builtins.list[Entry]:
         """List files. Every reader begins with this, so it also checks whether another directory is at the path now."""
         entries: list[Entry] = []
         try:
             if prefix.startswith(ARCHIVE):
                 self._check_spelling(tree, prefix[:-1])
-            posix.scan(tree.checked(prefix), entries, firsts, tree.descriptor)
+            posix.scan(tree.checked(prefix), entries, first, tree.descriptor)
             tree.check()
         except InvalidNameError:
             return []  # the directory that is there has another name
@@ -560,23 +564,6 @@ class FsBackend(forking.ProcessBound):
         if error.errno == errno.ENAMETOOLONG:
             return InvalidNameError(f"{full} is too long a name for this filesystem: {posix.explain(error)}")
         return None
-
-
-class _Firsts(Mapping[str, str]):
-    """A mapping from the directory of a log to the path of the first segment to list. Paths are made when needed."""
-
-    def __init__(self, seen: Mapping[str, int]) -> None:
-        self._seen = seen
-
-    def __getitem__(self, prefix: str) -> str:
-        agent = prefix[len(OPS) : -1]
-        return segment_path(agent, self._seen[agent])
-
-    def __iter__(self) -> Iterator[str]:
-        return map(log_prefix, self._seen)
-
-    def __len__(self) -> int:
-        return len(self._seen)
 
 
 def open_url(url: str, *, create: bool = True, segment_bytes: int = SEGMENT_BYTES) -> FsBackend:

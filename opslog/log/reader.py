@@ -77,6 +77,9 @@ class Seen(Mapping[str, int]):
     def __len__(self) -> int:
         return len(self._cursors)
 
+    def __contains__(self, agent: object) -> bool:  # as the mixin, which finds out by an exception
+        return agent in self._cursors
+
 
 def list_log(backend: Backend, agent: str) -> list[Segment]:
     """The segments of one log. One listing."""
@@ -95,7 +98,8 @@ def segments_in(entries: Iterable[Entry]) -> Segments:
 
 def all_logs(segments: Segments, known: Iterable[str]) -> Segments:
     """A listing that contains every known log. Logs without segments come last, each as an empty list."""
-    return segments | {agent: [] for agent in sorted(set(known) - segments.keys())}
+    missing = set(known) - segments.keys()
+    return segments | {agent: [] for agent in sorted(missing)} if missing else segments
 
 
 def bytes_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:

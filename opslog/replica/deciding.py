@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -110,19 +110,23 @@ class Sight(Generic[T]):
     def record(self, id: str) -> Record | None:
         record = self.overlay.get(id)
         if record is None:
-            with self._noting_what_is_missing():
-                record = self._replica.read_frozen(partial(self.view.record, id))
+            try:
+                record, undos = self._replica.read_frozen(lambda: (self.view.record(id), self.view.undone(id)))
+            except MissingFileError as error:
+                raise self._gone(error) from error
             if record is not None:
                 self.agents.add(record.agent)
-            self._note_undos(self._replica.read_frozen(partial(self.view.undone, id)))
+            self._note_undos(undos)
         return record
 
     def records(self, overlay: dict[str, Record]) -> Iterator[Set]:
         self._note_undos(self._replica.read_frozen(self.view.undone))
-        with self._noting_what_is_missing():
+        try:
             for record in self._replica.read_frozen(partial(self.view.records, self.overlay | overlay, self.agents)):
                 self.agents.add(record.agent)
                 yield record
+        except MissingFileError as error:
+            raise self._gone(error) from error
 
     def asking(self, overlay: dict[str, Record]) -> tuple[Questions[T], Frozen]:
         # An index does not say whose commits made all the others not match: those of any log may have.
@@ -154,13 +158,10 @@ class Sight(Generic[T]):
     def note_stamp(self, id: str) -> None:
         self.is_early = self.is_early or isinstance(self.overlay.get(id), Set)
 
-    @contextmanager
-    def _noting_what_is_missing(self) -> Iterator[None]:
-        try:
-            yield
-        except MissingFileError as error:
-            self.missing = error
-            raise RetryError(f"{error.path} was replaced and collected before it was read: begin again") from error
+    def _gone(self, error: MissingFileError) -> RetryError:
+        """What to raise, once it is noted that this is missing."""
+        self.missing = error
+        return RetryError(f"{error.path} was replaced and collected before it was read: begin again")
 
 
 class Waiting(Generic[T, R]):
@@ -409,8 +410,8 @@ class Deciding(Generic[T]):
                 decided.append(waiting)
                 if transaction is not None and waiting.error is None:
                     overlay.update(transaction.written)
-                if isinstance(waiting.commit, Undo):
-                    break
+                    if transaction.undone:
+                        break
             commits = [waiting.commit for waiting in decided]
             writers = [commit for commit in commits if commit is not None]
             self._make_durable(decided, view, appends=bool(writers))

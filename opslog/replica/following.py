@@ -194,7 +194,8 @@ class Following(Memory):
             own = found.segments.get(self.agent or "", [])
             has_more = self.log is not None and self.log.session.has_more(own)
             decision = refresh_decision(progress, newest, found.segments, own_has_more=has_more)
-        if found is None or decision.step is Step.RELOAD or not self._read_on(decision.logs):
+        logs = decision.logs
+        if found is None or decision.step is Step.RELOAD or (logs and not self._read_on(logs)):
             self._reload()
             return
         state.listed = found.listed
