@@ -3,17 +3,21 @@ them.
 
 ``POST /_test/inject-error`` takes a JSON object and applies it to the next requests for a path; ``DELETE`` of it
 forgets all. Never switch it on where others come: whoever reaches the server can break it.
+
+Every answer has the id of its request. The application gives it to those that it answers, and `accounted` to those
+that are answered here.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
-from opslog.doors.access import Message, Receive, Scope, Send
+from opslog.doors.access import Message, Receive, Scope, Send, accounted
 from opslog.format.prepared import prepare
 from opslog.server.http import requests
 from opslog.server.http.asgi import App
@@ -82,19 +86,15 @@ class FaultyApp:
             await self.application(scope, receive, send)
             return
         if scope["path"] == PATH:
-            await self._control(scope, receive, send)
+            await accounted(self._control)(scope, receive, send)
             return
         fault = self._take(scope["path"], scope["method"])
         if fault is None:
             await self.application(scope, receive, send)
             return
         await asyncio.sleep((fault.delay_ms + fault.jitter_ms * self._random()) / 1000)
-        if fault.status is not None:
-            retry = [] if fault.retry_after is None else [(b"retry-after", b"%d" % fault.retry_after)]
-            await refuse(send, Refused(fault.status, "this fault was asked for", retry))
-        elif fault.drop_connection:
-            # A server ends the connection of an application that promised more than it sent.
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        if fault.status is not None or fault.drop_connection:
+            await accounted(partial(_fail, fault))(scope, receive, send)
         else:
             await self.application(scope, receive, _broken(fault, send))
 
@@ -133,6 +133,16 @@ class FaultyApp:
         else:
             del self._faults[path]
         return fault
+
+
+async def _fail(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer in place of the application."""
+    if fault.status is not None:
+        retry = [] if fault.retry_after is None else [(b"retry-after", b"%d" % fault.retry_after)]
+        await refuse(send, Refused(fault.status, "this fault was asked for", retry))
+    else:
+        # A server ends the connection of an application that promised more than it sent.
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
 
 
 def _broken(fault: Fault, send: Send) -> Send:

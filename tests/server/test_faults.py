@@ -60,6 +60,22 @@ def test_faults_that_are_none(server: Server) -> None:
     assert get(server).status_code == 200
 
 
+def test_every_answer_has_the_id_of_its_request(server: Server) -> None:
+    control, path = f"{server.root}/_test/inject-error", "/v1/stream/a"
+    named = {"x-request-id": "of-the-client"}
+    for fault in ({"status": 503}, {"truncateBodyBytes": 3}, {"delayMs": 1}):
+        answers = [
+            http("POST", control, json={"path": path, **fault}, headers=named),
+            http("GET", f"{server.url}/a", headers=named),
+        ]
+        assert [answer.headers.get_list("x-request-id") for answer in answers] == [["of-the-client"]] * 2, fault
+    inject(server, dropConnection=True)
+    with httpx.Client() as client, client.stream("GET", f"{server.url}/a", headers=named) as broken:
+        assert broken.headers["x-request-id"] == "of-the-client"
+    for refused in (http("GET", control), http("POST", control, json={"path": path})):
+        assert refused.headers["x-request-id"], "made by the server where the client gives none"
+
+
 def test_nobody_breaks_a_server_that_was_not_asked_to_be(server: Server) -> None:
     with serving("--memory") as usual:
         assert inject(usual, status=500) == 404
