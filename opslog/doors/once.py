@@ -10,8 +10,8 @@ from opslog.errors import ExpiredKeyError, UsageError
 from opslog.replica.keys import Done, Keys, key_text
 from opslog.replica.transaction import Transaction
 
-# How far the clocks of clients may be off, in seconds.
-SKEW_SECONDS = 60.0
+# How far the clocks of clients may be off, in seconds, where the grace period is long enough for that.
+_SKEW_SECONDS = 60.0
 
 
 class Once:
@@ -37,8 +37,14 @@ class Once:
         self.done: Done | None = None
         self._now, self._grace = now, grace_seconds
         self._made = (parsed.int >> 80) / 1000
-        if self._made > now + SKEW_SECONDS:
-            raise UsageError(f"the key {key} was made in the future: set the clock of the machine that made it")
+        # What was collected is older than the grace period. A clock that is behind makes a key look older than it is,
+        # and nobody knows whether it is: a new key passes for a key of its time if twice this lies within the period.
+        self._skew = min(_SKEW_SECONDS, grace_seconds / 2)
+        if self._made > now + self._skew:
+            raise UsageError(
+                f"the key {key} was made more than {self._skew:g} s in the future: set the clock of the machine that "
+                "made it"
+            )
 
     @property
     def until(self) -> float:
@@ -54,7 +60,7 @@ class Once:
         keys.forget_before(self._now - self._grace)
         done = self.done = keys.find(author, self.key, transaction.search_log())
         if done is None:
-            if not keys.covers(self._made - SKEW_SECONDS):
+            if not keys.covers(self._made - self._skew):
                 raise ExpiredKeyError(
                     f"the key {self.key} is so old that the log of its time was collected: nobody can say whether this "
                     "request was carried out. Nothing was written now"

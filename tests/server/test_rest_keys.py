@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,7 +17,7 @@ import orjson
 import pytest
 
 import opslog
-from opslog.environment import parse_ts
+from opslog.environment import REAL, Environment, parse_ts
 from opslog.server.http.asgi import App
 from opslog.server.http.rest.serving import ROOT
 from opslog.server.options import Options
@@ -28,8 +30,9 @@ from tests.support.waiting import until
 
 
 class Rest(Caller):
-    def __init__(self, url: str) -> None:
-        super().__init__(App(MemoryStorage(), Options(feed_seconds=60), stores=ServedStores({"tasks": url}, "main")))
+    def __init__(self, url: str, environment: Environment = REAL) -> None:
+        stores = ServedStores({"tasks": url}, "main", environment)
+        super().__init__(App(MemoryStorage(), Options(feed_seconds=60), stores=stores))
 
     def ask(
         self, method: str, path: str, body: object = None, key: str | None = None, **headers: str
@@ -173,6 +176,35 @@ def test_a_key_that_is_older_than_what_was_collected_is_refused_and_never_carrie
         assert (answer.status_code, answer.json()["code"]) == (409, "expired")
         assert "Nothing was written" in answer.json()["detail"]
     assert rest.commits() == commits
+    rest.close()
+
+
+def test_new_keys_are_taken_however_short_the_grace_period_is(url: str) -> None:
+    """Also from clients whose clocks are off by half of it. An old key is not, nor one of the future."""
+    settings = opslog.Settings(undo_window=0, grace_seconds=10)
+    with opslog.open(url, agent="main", settings=settings):
+        pass
+    rest = Rest(url)
+    old = key_made()
+    assert rest.ask("PUT", "/documents/a", {"n": 1}, old).status_code == 200
+    rest.close()
+    log = Path(url) / "ops" / "transactions"
+    with opslog.open(url, agent="keeper", log="shared", compact_after=None) as keeper:
+        for number in range(4):
+            with (log / sorted(path.name for path in log.iterdir())[-1]).open("ab") as newest:
+                newest.write(b"torn")  # so that the next line begins a segment
+            keeper[f"k{number}"] = {}
+            keeper.compact()
+            for manifest in (Path(url) / "manifests").iterdir():  # 11 seconds pass
+                os.utime(manifest, (manifest.stat().st_mtime - 11,) * 2)
+    assert not (log / "00000000000000000001.jsonl").exists()
+    rest = Rest(url, replace(REAL, time=lambda: time.time() + 11))
+    for off, status in ((0, 200), (-4, 200), (4, 200), (6, 400)):
+        key = key_made(seconds_ago=-11 - off)
+        for _ in range(2):
+            answer = rest.ask("PUT", "/documents/a", {"off": off}, key)
+            assert answer.status_code == status, (off, answer.text)
+    assert rest.ask("PUT", "/documents/a", {"n": 1}, old).status_code == 409
     rest.close()
 
 
