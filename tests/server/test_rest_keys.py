@@ -1,7 +1,8 @@
-"""A request with an Idempotency-Key is carried out once, however often it comes."""
+"""Requests that are sent again. With an Idempotency-Key a request is carried out once. Without one it is safe to repeat."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import uuid
@@ -142,9 +143,93 @@ def test_an_invalid_key_is_refused(rest: Rest) -> None:
     assert rest.commits() == 0
 
 
-def test_a_call_that_writes_no_line_takes_no_key(rest: Rest) -> None:
-    for method, path in (("POST", "/compact"), ("GET", "/documents")):
-        assert rest.ask(method, path, None, key_made()).status_code == 400
+def test_a_call_that_may_be_repeated_as_it_is_takes_no_key_and_says_so(rest: Rest) -> None:
+    for method, path in (("POST", "/compact"), ("POST", "/archives"), ("GET", "/documents")):
+        answer = rest.ask(method, path, {"where": "done = true"} if path == "/archives" else None, key_made())
+        assert answer.status_code == 400
+        assert "send it again without one" in answer.json()["detail"]
+
+
+def together(rest: Rest, path: str, body: object, times: int) -> list[httpx.Response]:
+    """The answers to a request that comes so many times at once."""
+
+    async def post() -> list[httpx.Response]:
+        asking = [rest.client.post(f"http://test{ROOT}tasks{path}", content=orjson.dumps(body)) for _ in range(times)]
+        return await asyncio.gather(*asking)
+
+    return rest.run(post())
+
+
+def documents(rest: Rest, path: str = "/documents") -> dict[str, Any]:
+    return {item["id"]: item["data"] for item in rest.ask("GET", f"{path}?limit=1000").json()["items"]}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_compaction_may_be_repeated_afterwards_and_meanwhile(rest: Rest, full: bool) -> None:
+    for number in range(50):
+        rest.ask("PUT", f"/documents/d{number % 10}", {"n": number})
+    rest.ask("DELETE", "/documents/d3")
+    before, commits = documents(rest), rest.commits()
+    first = rest.ask("POST", "/compact", {"full": full})
+    assert (first.status_code, documents(rest)) == (200, before)
+    codes = [answer.json().get("code", "done") for answer in together(rest, "/compact", {"full": full}, 4)]
+    assert "done" in codes
+    assert set(codes) <= {"done", "locked"}, "one at a time; the others are to come again"
+    assert (documents(rest), rest.commits()) == (before, commits)
+    again = rest.ask("POST", "/compact", {"full": full}).json()
+    assert (again["commits"], again["records"] if not full else 0) == (0, 0), "what was compacted is not taken again"
+    rest.ask("PUT", "/documents/d3", {"n": "new"})
+    assert documents(rest) == before | {"d3": {"n": "new"}}
+
+
+ARCHIVE = {"where": "done = true", "period": "2026-Q4"}
+
+
+@pytest.fixture
+def done(rest: Rest) -> dict[str, Any]:
+    """The documents to archive, beside one that stays."""
+    tasks = {f"t{number}": {"done": True, "n": number} for number in range(5)}
+    ops = [{"op": "set", "id": id, "data": data} for id, data in {**tasks, "open": {"done": False}}.items()]
+    assert rest.ask("POST", "/batch", {"ops": ops}).status_code == 200
+    return tasks
+
+
+def test_documents_are_archived_once_however_often_that_is_asked_for(rest: Rest, done: dict[str, Any]) -> None:
+    assert rest.ask("POST", "/archives", ARCHIVE).json() == {"documents": 5}
+    commits = rest.commits()
+    for _ in range(2):
+        assert rest.ask("POST", "/archives", ARCHIVE).json() == {"documents": 0}
+    assert rest.commits() == commits
+    assert documents(rest) == {"open": {"done": False}}
+    assert documents(rest, "/archives/2026-Q4") == done
+
+
+def test_of_requests_to_archive_that_come_at_once_each_document_is_moved_by_one(
+    rest: Rest, done: dict[str, Any]
+) -> None:
+    answers = together(rest, "/archives", ARCHIVE, 4)
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert sum(answer.json()["documents"] for answer in answers) == 5
+    assert documents(rest) == {"open": {"done": False}}
+    assert documents(rest, "/archives/2026-Q4") == done
+
+
+def test_a_request_to_archive_that_failed_in_the_middle_is_finished_when_it_comes_again(
+    rest: Rest, done: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise opslog.WriteFailedError("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("opslog.archive._delete_unchanged", fail)
+        assert rest.ask("POST", "/archives", ARCHIVE).status_code == 507
+    assert documents(rest, "/archives/2026-Q4") == done, "the archive is there already"
+    assert documents(rest) == {**done, "open": {"done": False}}, "and the documents still are"
+    rest.ask("PATCH", "/documents/t0", {"n": "changed meanwhile"})
+    rest.ask("PATCH", "/documents/t1", {"done": False})
+    assert rest.ask("POST", "/archives", ARCHIVE).json() == {"documents": 4}
+    assert documents(rest) == {"open": {"done": False}, "t1": {"done": False, "n": 1}}
+    assert documents(rest, "/archives/2026-Q4") == {**done, "t0": {"done": True, "n": "changed meanwhile"}}
 
 
 def test_in_a_log_of_which_nothing_was_collected_a_key_may_be_of_any_age(rest: Rest) -> None:

@@ -196,7 +196,7 @@ class Rest:
             data = await self._data(route, headers, receive, holding)
             key = headers.get(b"idempotency-key")
             if key is not None and not route.is_keyed:
-                raise Refused(400, f"{route.method} {route.path} takes no Idempotency-Key")
+                raise Refused(400, f"{route.method} {route.path} takes no Idempotency-Key: send it again without one")
 
             def call() -> Answer:
                 # Bodies are decoded and answers encoded here, too: large ones would hold up everybody else.
