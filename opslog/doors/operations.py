@@ -338,28 +338,40 @@ class Operations:
         ]
         return History(id, revisions, len(found) - len(kept))
 
-    def changes(self, since: str | None = None, *, limit: int | None = None, most: int | None = None) -> ChangesPage:
+    def changes(
+        self,
+        since: str | None = None,
+        *,
+        limit: int | None = None,
+        most: int | None = None,
+        max_bytes: int | None = None,
+    ) -> ChangesPage:
         """What changed since a token, as of `Store.changes`.
 
         :param limit: stop after so many commits; a reset has no limit.
         :param most: how many documents to return at the most; of the others the ids alone, in `omitted`. Of a reset
             with more documents none is returned, and the answer is not `complete`.
+        :param max_bytes: how many bytes of JSON these documents may have together; likewise.
         """
         found = self._store.changes(since, limit)
-        each: Iterator[Change[Document]] = iter(found)
-        changes = [_changed(change) for change in islice(each, most)]
-        is_complete = not found.reset or next(each, None) is None
-        return ChangesPage(
-            found.token,
-            found.reset,
-            changes if is_complete else [],
-            [
-                Committed(str(commit.stamp), commit.author, commit.ts, commit.op, list(commit.ids), commit.won)
-                for commit in found.commits
-            ],
-            [] if found.reset else [change.id for change in each],
-            is_complete,
-        )
+        changes: list[Changed] = []
+        omitted: list[str] = []
+        size = 0
+        for change in found:
+            if not omitted and (most is None or len(changes) < most):
+                changed = _changed(change)
+                size += 0 if max_bytes is None else len(msgspec.json.encode(changed))
+                if max_bytes is None or size <= max_bytes:
+                    changes.append(changed)
+                    continue
+            if found.reset:
+                return ChangesPage(found.token, reset=True, changes=[], commits=[], complete=False)
+            omitted.append(change.id)
+        commits = [
+            Committed(str(commit.stamp), commit.author, commit.ts, commit.op, list(commit.ids), commit.won)
+            for commit in found.commits
+        ]
+        return ChangesPage(found.token, found.reset, changes, commits, omitted)
 
     def ops(self, since: int | None = None, limit: int | None = None, max_bytes: int | None = None) -> CommitsPage:
         """Commits of all agents, as of `Store.ops`. Those that have one clock are on one page, whatever is asked for.

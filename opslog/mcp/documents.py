@@ -261,7 +261,7 @@ class Documents:
         away; use find."""
         if asked.since is None:
             return self._operations.changes(most=0)
-        return self._operations.changes(asked.since, limit=_COMMITS, most=asked.limit)
+        return self._operations.changes(asked.since, limit=_COMMITS, most=asked.limit, max_bytes=_PAGE_BYTES)
 
     def count(self, asked: CountIn) -> Counts:
         """How many documents there are with each value of a field, the most frequent first."""

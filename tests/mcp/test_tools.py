@@ -79,6 +79,18 @@ def test_changes_go_on_from_a_token(tmp_path: Path, mode: str) -> None:
     play(tmp_path, mode, story)
 
 
+def test_large_documents_that_changed_are_named_and_not_all_sent(tmp_path: Path, mode: str) -> None:
+    async def story(call: Calls) -> None:
+        token = (await call("changes"))["token"]
+        for n in range(4):
+            await call("set", id=f"{n}", data={"text": "x" * 20_000})
+        changes = await call("changes", since=token)
+        assert [each["id"] for each in changes["changes"]] == ["0", "1"]
+        assert changes["omitted"] == ["2", "3"]
+
+    play(tmp_path, mode, story)
+
+
 def test_errors_say_what_to_do_next(tmp_path: Path, mode: str) -> None:
     async def story(call: Calls) -> None:
         await call("set", id="a", data={})

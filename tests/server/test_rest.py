@@ -379,11 +379,55 @@ def test_changes_go_on_from_a_token(rest: Rest) -> None:
 
 
 def test_a_reset_is_bounded(rest: Rest) -> None:
-    rest.ask("POST", "/batch", {"ops": [{"op": "set", "id": f"{n}", "data": {}} for n in range(3)]})
-    reset = rest.ask("GET", "/changes?most=2").json()
-    assert (reset["reset"], reset["complete"], reset["changes"]) == (True, False, [])
-    assert rest.ask("GET", f"/changes?since={quote(reset['token'])}").json()["changes"] == []
+    rest.ask("POST", "/batch", {"ops": [{"op": "set", "id": f"{n}", "data": {"text": "x" * 400}} for n in range(3)]})
+    for bound in ("most=2", "max_bytes=1000"):
+        reset = rest.ask("GET", f"/changes?{bound}").json()
+        assert (reset["reset"], reset["complete"], reset["changes"]) == (True, False, [])
+        assert rest.ask("GET", f"/changes?since={quote(reset['token'])}").json()["changes"] == []
+    reset = rest.ask("GET", "/changes?most=3&max_bytes=2000").json()
+    assert (reset["complete"], len(reset["changes"])) == (True, 3)
     problem(rest.ask("GET", "/changes?most=1001"), 400, "invalid")
+
+
+def test_changes_are_bounded_and_name_the_documents_that_they_leave_out(rest: Rest) -> None:
+    token = quote(rest.ask("GET", "/changes").json()["token"])
+    rest.ask("POST", "/batch", {"ops": [{"op": "set", "id": f"{n}", "data": {"text": "x" * 400}} for n in range(4)]})
+    for bound, shown in (("most=3", 3), ("max_bytes=1500", 2), ("max_bytes=0", 0)):
+        found = rest.ask("GET", f"/changes?since={token}&{bound}").json()
+        assert [each["id"] for each in found["changes"]] + found["omitted"] == ["0", "1", "2", "3"]
+        assert (len(found["changes"]), found["complete"]) == (shown, True)
+
+
+def test_a_client_that_has_nothing_gets_all_of_a_large_store_in_bounded_answers(rest: Rest) -> None:
+    """It pages through the documents while others write, and what they write it gets by the token from before."""
+    for n in range(10):
+        rest.ask("PUT", f"/documents/{n}", {"n": n})
+    reset = rest.ask("GET", "/changes?most=3").json()
+    assert not reset["complete"]
+    known: dict[str, Any] = {}
+    pages, cursor = 0, ""
+    while cursor is not None:
+        page = rest.ask("GET", f"/documents?limit=3{cursor and '&cursor=' + quote(cursor)}").json()
+        known.update((item["id"], item["data"]) for item in page["items"])
+        cursor, pages = page["cursor"], pages + 1
+        rest.ask("DELETE", f"/documents/{pages}")  # some of it was read already, some is still to come
+        rest.ask("PUT", f"/documents/{10 - pages}", {"n": "changed"})
+        rest.ask("PUT", f"/documents/new-{pages}", {})
+    token, answers = reset["token"], 0
+    while True:
+        found = rest.ask("GET", f"/changes?since={quote(token)}&limit=2&most=2").json()
+        assert (found["reset"], found["omitted"]) == (False, [])
+        if not found["commits"]:
+            break
+        for change in found["changes"]:
+            if change["op"] == "set":
+                known[change["id"]] = change["data"]
+            else:
+                known.pop(change["id"], None)
+        token, answers = found["token"], answers + 1
+    assert min(pages, answers) > 3, "in parts"
+    there = rest.ask("GET", "/documents?limit=1000").json()["items"]
+    assert known == {item["id"]: item["data"] for item in there}
 
 
 def test_archives_take_documents_out_in_the_name_of_who_asks(rest: Rest, url: str) -> None:

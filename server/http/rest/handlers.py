@@ -43,6 +43,8 @@ _ITEMS, _ITEMS_MAX = 100, 1000
 _OPS_MAX = 100_000
 # Of a page of commits, unless the client says otherwise: one that wrote a batch may have megabytes.
 _OPS_BYTES = 1024 * 1024
+# Of the documents of one answer to `changes`, likewise: as much as one request may set.
+_CHANGES_BYTES = 16 * 1024 * 1024
 Ops = Annotated[list[Op], msgspec.Meta(max_length=_OPS_MAX)]
 
 
@@ -178,7 +180,11 @@ def history(call: Call) -> Answer:
 
 
 def changes(call: Call) -> Answer:
-    return Answer(200, call.operations.changes(call.given["since"], limit=call.given["limit"], most=call.given["most"]))
+    given = call.given
+    found = call.operations.changes(
+        given["since"], limit=given["limit"], most=given["most"], max_bytes=given["max_bytes"]
+    )
+    return Answer(200, found)
 
 
 def ops(call: Call) -> Answer:
@@ -447,6 +453,7 @@ ROUTES: tuple[Route, ...] = (
                 most=_ITEMS_MAX,
                 default=_ITEMS_MAX,
             ),
+            Parameter("max_bytes", "So many bytes of documents at the most, likewise.", int, default=_CHANGES_BYTES),
         ),
         answers={200: ("Changes, and the next token.", ChangesPage)},
         now_only="a token says from where on, and the changes lead to now. GET /ops?as_of=… has the commits up to then",
