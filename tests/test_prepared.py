@@ -20,10 +20,10 @@ PREPARED_ELSEWHERE = {
 # Only one thread calls these: in the command line, at the start of a server, in the demo, in the worker processes of
 # Spark.
 ALONE = {
+    "opslog/doors/tokens.py",
     "opslog/demo/page.py",
     "opslog/demo/workers.py",
     "opslog/importers/lines.py",
-    "server/http/tokens.py",
     "spark/compaction/compacting.py",
     "spark/read/output.py",
     "spark/write/writing.py",

@@ -20,7 +20,12 @@ from opslog.cli.session import WRITES, Session, StoreCommand, log_level_option
     help="What a memory server has kept so far: taken in once, where the store has none. [MEMORY_FILE_PATH]",
 )
 @click.option("--http", metavar="HOST:PORT", help="Serve at http://HOST:PORT/mcp instead of stdin and stdout.")
-@click.option("--anyone", is_flag=True, help="With --http: serve everybody who reaches this address.")
+@click.option(
+    "--tokens",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --http: TOML file of the bearer tokens that may read and write, as of `opslog serve`.",
+)
+@click.option("--anyone", is_flag=True, help="With --http: take requests for any host name, and without --tokens any.")
 @log_level_option
 @click.pass_obj
 def mcp_command(
@@ -31,6 +36,7 @@ def mcp_command(
     memory: bool,
     memory_file: Path | None,
     http: str | None,
+    tokens: Path | None,
     anyone: bool,
     log_level: str,
 ) -> None:
@@ -41,11 +47,12 @@ def mcp_command(
     """
     try:
         from opslog.doors.logs import configure
+        from opslog.doors.tokens import Tokens
         from opslog.mcp.running import Offer, serve_http, serve_stdio
     except ImportError as error:
         raise click.UsageError(f"MCP is an extra: pip install 'opslog[mcp]' ({error})") from error
-    if anyone and http is None:
-        raise click.UsageError("--anyone goes with --http")
+    if http is None and (anyone or tokens is not None):
+        raise click.UsageError(f"{'--anyone' if anyone else '--tokens'} goes with --http")
     if memory_file is not None and not memory:
         raise click.UsageError("--memory-file goes with --memory")
     offer = Offer(
@@ -60,7 +67,8 @@ def mcp_command(
     if http is None:
         serve_stdio(offer)
     else:
-        serve_http(offer, *_address(http), anyone=anyone)
+        known = None if tokens is None else Tokens.load(tokens)
+        serve_http(offer, *_address(http), tokens=known, anyone=anyone)
 
 
 def _kept_so_far() -> Path | None:

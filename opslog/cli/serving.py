@@ -95,9 +95,9 @@ def serve_command(session: Session, /, **given: Any) -> None:
     except ImportError as error:
         raise click.UsageError(f"the server is an extra: pip install 'opslog[server]' ({error})") from error
     from opslog.doors.logs import configure
+    from opslog.doors.tokens import Tokens
     from opslog.server import Options, app
     from opslog.server.http.serving import Address, check_access, serve
-    from opslog.server.http.tokens import Tokens
 
     address = Address(
         host=given["host"],

@@ -37,8 +37,8 @@ class Once:
         self.done: Done | None = None
         self._now, self._grace = now, grace_seconds
         self._made = (parsed.int >> 80) / 1000
-        # What was collected is older than the grace period. A clock that is behind makes a key look older than it is,
-        # and nobody knows whether it is: a new key passes for a key of its time if twice this lies within the period.
+        # What was collected is older than the grace period. A new key may say that it is older than it is (by a clock
+        # that is behind), and may have been used earlier than it says (by one that is ahead): both within the period.
         self._skew = min(_SKEW_SECONDS, grace_seconds / 2)
         if self._made > now + self._skew:
             raise UsageError(

@@ -19,16 +19,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from opslog.doors.access import accounted
+from opslog.doors.access import App, accounted
 from opslog.doors.metrics import CONTENT_TYPE, DoorMetrics, Doors, exposition, figures_of
 from opslog.doors.operations import Operations
 from opslog.doors.sessions import open_session, session_name
+from opslog.doors.tokens import Tokens
 from opslog.errors import UsageError
 from opslog.format.documents import Document
 from opslog.logs import logger
+from opslog.mcp.admission import admitting
 from opslog.mcp.documents import INSTRUCTIONS, Documents
 from opslog.mcp.memory import Memory
-from opslog.mcp.server import Door, Session, by_name
+from opslog.mcp.server import Client, Door, Session, by_name
 from opslog.mcp.tools import chosen
 from opslog.store import Store
 
@@ -79,20 +81,23 @@ def serve_stdio(offer: Offer) -> None:
         anyio.run(run, server_of(offer, store, DoorMetrics()))
 
 
-def serve_http(offer: Offer, host: str, port: int, *, anyone: bool) -> None:
+def serve_http(offer: Offer, host: str, port: int, *, tokens: Tokens | None, anyone: bool) -> None:
     """Serve clients at ``http://HOST:PORT/mcp``, and figures for Prometheus at ``/metrics``, until SIGTERM or SIGINT.
     Errors as of `opslog.open`.
 
-    :param anyone: whether everybody may who reaches the address. Without it only this machine's own addresses are
-        served, and only to pages of this machine.
-    :raises UsageError: the address is one that others reach, and nobody said that they may.
+    :param tokens: who may do what with the store ``stores/NAME``, NAME as of `Offer.name`; None: everybody everything
+        that is offered.
+    :param anyone: whether requests may name any host, and be made by pages of any site. Otherwise, at an address that
+        only this machine has, they may name that alone.
+    :raises UsageError: the address is one that others reach, and nobody said who may do what.
     """
-    if host not in ("127.0.0.1", "localhost", "::1") and not anyone:
+    is_local = host in ("127.0.0.1", "localhost", "::1")
+    if not (is_local or anyone or tokens):
         raise UsageError(
-            f"at {host} everybody who reaches this machine could read and write the store: listen at 127.0.0.1, or say "
-            "that anyone may (--anyone)"
+            f"at {host} everybody who reaches this machine could read and write the store: listen at 127.0.0.1, name a "
+            "file of tokens (--tokens FILE), or say that anyone may (--anyone)"
         )
-    security = _ANYONE if anyone else _LOCAL
+    security = _LOCAL if is_local and not anyone else _ANYONE
     with open_session(offer.url, session_name(offer.agent), read_only=offer.read_only) as store:
         metrics = DoorMetrics()
 
@@ -102,9 +107,11 @@ def serve_http(offer: Offer, host: str, port: int, *, anyone: bool) -> None:
             doors = Doors(metrics, [await anyio.to_thread.run_sync(figures_of, offer.name, store)])
             return Response(exposition(doors), media_type=CONTENT_TYPE)
 
-        application = server_of(offer, store, metrics).streamable_http_app(
+        application: App = server_of(offer, store, metrics).streamable_http_app(
             host=host, transport_security=security, custom_starlette_routes=[Route("/metrics", figures)]
         )
+        if tokens is not None:
+            application = admitting(application, tokens, offer.name)
         config = uvicorn.Config(
             accounted(application),
             host=host,
@@ -132,21 +139,22 @@ def server_of(offer: Offer, store: Store[Document], metrics: DoorMetrics) -> Ser
     """The server of an open store.
 
     :param metrics: count what is asked of it.
-
-    :raises UsageError: a tool that there is not.
+    :raises UsageError: the offer names a tool that does not exist.
     """
-
     own = None if offer.read_only else session_name(offer.agent)
 
-    def begin(key: str | None) -> Session:
+    def begin(client: Client) -> Session:
         # Sessions undo their own writes. Requests without one share a name, as long as this process lives.
-        author = session_name(offer.agent) if key and not offer.read_only else own
-        operations = Operations(store, author)
-        tools = Memory(operations).tools() if offer.memory else Documents(operations, is_alone=key != "").tools()
-        return Session(offer.name, operations, by_name(chosen(tools, offer.tools, read_only=offer.read_only)))
+        has_name = (client.session or client.agent) and client.writes and not offer.read_only
+        operations = Operations(store, session_name(client.agent or offer.agent) if has_name else own)
+        is_alone = client.session != ""
+        tools = Memory(operations).tools() if offer.memory else Documents(operations, is_alone=is_alone).tools()
+        offered = chosen(tools, offer.tools, read_only=offer.read_only)
+        allowed = [tool for tool in offered if client.writes or tool.hints.read_only]
+        return Session(offer.name, operations, by_name(allowed))
 
     door = Door(begin, metrics)
-    session = begin(None)  # what was asked for is checked now, and not at the first request
+    session = begin(Client(None))  # what was asked for is checked now, and not at the first request
     if offer.memory_file is not None and not offer.read_only:
         Memory(session.operations).take_in(offer.memory_file)
     name, instructions = ("opslog-memory", None) if offer.memory else ("opslog", INSTRUCTIONS)

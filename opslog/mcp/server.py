@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import anyio.to_thread
@@ -30,6 +30,7 @@ from opslog.doors.operations import Operations
 from opslog.doors.problems import Problem, problem_of
 from opslog.environment import REAL
 from opslog.errors import NotFoundError, OpslogError
+from opslog.mcp.admission import TokenUser
 from opslog.mcp.tools import Tool, schema_of
 
 # Of a list of resources at a time.
@@ -54,6 +55,20 @@ _TOO_DEEP = Problem(
 Context = ServerRequestContext[Any, Any]
 
 
+class Client(NamedTuple):
+    """Whose requests these are.
+
+    :ivar session: the id of their session, at an address; empty where requests belong to none; None: the only session
+        of a process.
+    :ivar agent: what the name that they write under begins with; None: the server's own.
+    :ivar writes: whether they may write.
+    """
+
+    session: str | None
+    agent: str | None = None
+    writes: bool = True
+
+
 class Session(msgspec.Struct, frozen=True):
     """What one client gets.
 
@@ -69,15 +84,14 @@ class Session(msgspec.Struct, frozen=True):
 class Door:
     """Answers the requests of clients.
 
-    :param begin: makes what a new session gets; called with the id of the session at an address, empty for requests
-        there that belong to none, None for the only session of a process.
+    :param begin: makes what a new client gets.
     :param metrics: count which tools are called, with ``ok`` or the code of the problem as status.
     """
 
-    def __init__(self, begin: Callable[[str | None], Session], metrics: DoorMetrics) -> None:
+    def __init__(self, begin: Callable[[Client], Session], metrics: DoorMetrics) -> None:
         self._begin = begin
         self._metrics = metrics
-        self._sessions: OrderedDict[str | None, Session] = OrderedDict()
+        self._sessions: OrderedDict[Client, Session] = OrderedDict()
 
     def server(self, name: str, instructions: str | None, *, resources: bool) -> Server[Any]:
         """The server of the SDK.
@@ -101,15 +115,12 @@ class Door:
         )
 
     def _session(self, context: Context) -> Session:
-        """The one of this request. Requests that belong to none share one."""
-        headers = getattr(context.request, "headers", None)
-        # Only where there is a handshake does the SDK check that there is such a session: else anybody could name one.
-        has_session = context.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
-        key = None if headers is None else headers.get("mcp-session-id", "") if has_session else ""
-        session = self._sessions.get(key)
+        """The one of this request. Requests of one agent that belong to no session share one."""
+        client = _client_of(context)
+        session = self._sessions.get(client)
         if session is None:
-            session = self._sessions[key] = self._begin(key)
-        self._sessions.move_to_end(key)
+            session = self._sessions[client] = self._begin(client)
+        self._sessions.move_to_end(client)
         while len(self._sessions) > _SESSIONS:
             self._sessions.popitem(last=False)
         return session
@@ -184,6 +195,19 @@ class Door:
         entry = await _translated(partial(self._session(context).operations.get, id), uri)
         text = msgspec.json.encode(entry).decode()
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=_JSON, text=text)])
+
+
+def _client_of(context: Context) -> Client:
+    request = context.request
+    if request is None:
+        return Client(None)
+    # Only where there is a handshake does the SDK check that there is such a session: else anybody could name one.
+    has_session = context.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
+    session = request.headers.get("mcp-session-id", "") if has_session else ""
+    user = request.scope.get("user")
+    if not isinstance(user, TokenUser):
+        return Client(session)
+    return Client(session, user.agent, writes=user.agent is not None)
 
 
 def _working_for(context: Context, asked: Asked) -> AbstractContextManager[None]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import ceil
 
 from opslog.doors.access import Scope, request_of
+from opslog.doors.tokens import Right, Token, Tokens
 from opslog.server.http import requests
 from opslog.server.http.rates import Rates
-from opslog.server.http.tokens import Right, Token, Tokens
 from opslog.server.protocol.refusals import Refused
 
 
@@ -37,7 +37,7 @@ class Admission:
         if self._tokens is not None and wants_token:
             token = self.token(scope)
             assert token is not None
-            token.check(path, right)
+            check(token, path, right)
             who = f"token {token.name}"
         if self._rates is not None and (seconds := self._rates.wait(who)):
             raise Refused(429, "too many requests", [(b"retry-after", b"%d" % ceil(seconds))])
@@ -51,5 +51,23 @@ class Admission:
         if self._tokens is None:
             return None
         token = self._tokens.find(requests.fields(scope["headers"]).get(b"authorization"))
+        if token is None:
+            raise Refused(401, "this server wants a bearer token", [(b"www-authenticate", b"Bearer")])
         request_of(scope).token = token.name
         return token
+
+
+def check(token: Token, path: str, right: Right) -> None:
+    """:raises Refused: 403, this token does not cover the path."""
+    if not token.covers(path, right):
+        raise Refused(403, f"this token may not {right} {path or 'everything'}")
+
+
+def author_of(token: Token) -> str:
+    """In whose name a token writes to stores.
+
+    :raises Refused: 403, in nobody's.
+    """
+    if (author := token.author()) is None:
+        raise Refused(403, f"this token names no agent to write as, and {token.name!r} cannot be one")
+    return author

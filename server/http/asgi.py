@@ -10,10 +10,11 @@ from pathlib import Path
 
 from opslog.doors.access import Asked, Receive, Request, Scope, Send, request_of
 from opslog.doors.metrics import CONTENT_TYPE, exposition
+from opslog.doors.tokens import Right, Tokens
 from opslog.environment import REAL, Environment
 from opslog.errors import CommitUnknownError, OpslogError, ReopenError, WriteFailedError
 from opslog.server.http import requests
-from opslog.server.http.admission import Admission
+from opslog.server.http.admission import Admission, check
 from opslog.server.http.budget import Budget
 from opslog.server.http.origins import check_local
 from opslog.server.http.page_routes import PageRoutes
@@ -24,7 +25,6 @@ from opslog.server.http.requests import DisconnectedError
 from opslog.server.http.rest.announcing import Announcing
 from opslog.server.http.rest.serving import Rest
 from opslog.server.http.subscription_routes import SubscriptionRoutes, carries_own_token
-from opslog.server.http.tokens import Right, Tokens
 from opslog.server.http.writing import Writing
 from opslog.server.metrics import Collector, Gauges, Metrics
 from opslog.server.options import Options
@@ -226,7 +226,7 @@ class App:
 
     def _check_reads_all(self, scope: Scope) -> None:
         if (token := self._admission.token(scope)) is not None:
-            token.check("", "read")
+            check(token, "", "read")
 
     async def start(self) -> None:
         """Open for requests. A server that sends lifespan events does this by itself; the first request does it,

@@ -22,11 +22,12 @@ from urllib.parse import parse_qs
 import msgspec
 
 from opslog.doors.access import Receive, Scope, Send
+from opslog.doors.tokens import Token
 from opslog.environment import format_ts
+from opslog.server.http.admission import check
 from opslog.server.http.live import Patience, watching
 from opslog.server.http.replies import NO_STORE, begin, reply
 from opslog.server.http.requests import fields
-from opslog.server.http.tokens import Token
 from opslog.server.options import Options
 from opslog.server.protocol import conditional
 from opslog.server.protocol.model import Stream
@@ -127,7 +128,7 @@ class PageRoutes:
         if path == "/page/stream":
             asked = given.get("path", "")
             if token is not None:
-                token.check(asked, "read")
+                check(token, asked, "read")
             return await _json(send, self._one(asked, token), head=head)
         if head:
             raise Refused(405, "events have no head", [(b"allow", b"GET")])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from opslog.doors.access import Receive, Scope, Send
+from opslog.doors.tokens import Token
 from opslog.server.http import requests
+from opslog.server.http.admission import check
 from opslog.server.http.budget import Budget, Holding
 from opslog.server.http.replies import reply
-from opslog.server.http.tokens import Token
 from opslog.server.metrics import Metrics
 from opslog.server.options import Options
 from opslog.server.protocol.creation import DEFAULT_CONTENT_TYPE, Create, Created
@@ -64,7 +65,7 @@ class Writing:
     async def _create(self, scope: Scope, request: Create) -> Created:
         token: Token | None = scope.get("opslog.token")
         if token is not None and request.fork is not None:
-            token.check(request.fork.source, "read")
+            check(token, request.fork.source, "read")
         if request.fork is not None and is_feed(self._streams, request.fork.source):
             raise Refused(403, "this stream is the feed of a store, and cannot be forked: a fork would keep all of it")
         content_type = request.content_type or DEFAULT_CONTENT_TYPE

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from opslog.doors.tokens import STORES
 from opslog.errors import ClosedError, OpslogError, UsageError
 from opslog.format.commits import Set
 from opslog.format.prepared import prepare
@@ -42,7 +43,7 @@ R = TypeVar("R")
 _log = logging.getLogger("opslog.server")
 
 # The folder of the feeds among the streams.
-FOLDER = "stores/"
+FOLDER = STORES
 # The most commits that one step, and so one transaction, reads.
 _COMMITS = 1000
 # The size of one record of a stream. Reads return whole records.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from opslog.server.http.tokens import Tokens
+from opslog.doors.tokens import Tokens
 from tests.support.documents import ROOT, blocks
 from tests.support.keys import key_made
 from tests.support.servers import serving
@@ -43,4 +43,6 @@ def test_the_file_of_tokens_that_is_shown_can_be_read(tmp_path: Path) -> None:
     (shown,) = (block.text for block in blocks(PAGE) if block.language == "toml")
     file = tmp_path / "tokens.toml"
     file.write_text(shown)
-    assert Tokens.load(file).find("Bearer test").author() == "planner"
+    token = Tokens.load(file).find("Bearer test")
+    assert token is not None
+    assert token.author() == "planner"

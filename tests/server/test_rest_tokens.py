@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from opslog.doors.tokens import Tokens
 from opslog.errors import InvalidNameError, UsageError
 from opslog.server import Options
 from opslog.server.http.asgi import App
 from opslog.server.http.rest.serving import ROOT
-from opslog.server.http.tokens import Tokens
 from opslog.server.storage.memory import MemoryStorage
 from opslog.server.stores.served import ServedStores
 from tests.support.asgi import Caller

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from opslog.doors.tokens import Tokens
 from opslog.environment import parse_ts
 from opslog.errors import LockedError, UsageError
 from opslog.server import app
 from opslog.server.http.serving import Address, check_access, serve
-from opslog.server.http.tokens import Tokens
 from opslog.server.storage.directory import DirectoryStorage
 from tests.cli.calling import call
 from tests.support.servers import Follower, Server, http, serving

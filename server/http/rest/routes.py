@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from opslog.doors.operations import Operations
+from opslog.doors.tokens import Right
 from opslog.history import Point
 from opslog.server.http.requests import Fields
-from opslog.server.http.tokens import Right
 from opslog.server.protocol.refusals import Headers, Refused
 from opslog.server.stores.served import ServedStore
 

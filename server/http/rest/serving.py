@@ -16,13 +16,14 @@ from opslog.backends.remote.protocol import CONTENT_TYPE
 from opslog.doors.access import Asked, Receive, Scope, Send, request_of
 from opslog.doors.arguments import converted
 from opslog.doors.once import Once
+from opslog.doors.tokens import Right, Token
 from opslog.environment import format_ts
 from opslog.errors import OpslogError
 from opslog.format import exact
 from opslog.format.documents import Document
 from opslog.format.layout import check_agent
 from opslog.server.http import requests
-from opslog.server.http.admission import Admission
+from opslog.server.http.admission import Admission, author_of, check
 from opslog.server.http.budget import Budget, Holding
 from opslog.server.http.live import Patience
 from opslog.server.http.origins import check_local
@@ -34,7 +35,6 @@ from opslog.server.http.rest.handlers import ROUTES
 from opslog.server.http.rest.openapi import description
 from opslog.server.http.rest.problems import PreconditionError, ProblemDocument
 from opslog.server.http.rest.routes import Answer, Call, Route, point_of
-from opslog.server.http.tokens import Right, Token
 from opslog.server.options import Options
 from opslog.server.protocol import compression, conditional
 from opslog.server.protocol.refusals import Headers, Refused
@@ -139,7 +139,7 @@ class Rest:
         token = self._admission.token(scope)
         rights = {name: _rights(token, name) for name in self._stores.names}
         readable = {name: allowed for name, allowed in rights.items() if "read" in allowed}
-        return {"stores": list(readable), "rights": readable, "agent": token and _agent(token)}
+        return {"stores": list(readable), "rights": readable, "agent": token and token.author()}
 
     async def _announce(self, name: str, scope: Scope, receive: Receive, send: Send) -> int:
         """An agent that has a replica of its own waits for what is written."""
@@ -184,7 +184,7 @@ class Rest:
         # Who writes sees what is there: in answers to conditions that do not hold, in what a change made of a document.
         token = self._admission.admit(scope, FOLDER + name, "read")
         if token is not None:
-            token.check(FOLDER + name, route.right)
+            check(token, FOLDER + name, route.right)
         served = self._stores.find(name)
         request_of(scope).asked = Asked("http", name, route.name)
         headers = requests.fields(scope["headers"])
@@ -245,10 +245,8 @@ class Rest:
 def _client_of(token: Token, path: str) -> Client:
     """What a token may do with a storage."""
     writes, operates = token.covers(path, "write"), token.covers(path, "operate")
-    try:
-        return Client(token.author(), writes=writes, operates=operates)
-    except Refused:  # it can be no agent
-        return Client("", writes=False, operates=operates)
+    author = token.author()
+    return Client(author or "", writes=writes and author is not None, operates=operates)
 
 
 def _body(route: Route, data: bytes) -> Any:
@@ -304,15 +302,7 @@ def _rights(token: Token | None, name: str) -> list[Right]:
     if token is None:
         return list(_RIGHTS)
     allowed = [right for right in _RIGHTS if token.covers(FOLDER + name, right)]
-    return [right for right in allowed if right == "read" or _agent(token) is not None]
-
-
-def _agent(token: Token) -> str | None:
-    """In whose name it writes; None: in nobody's."""
-    try:
-        return token.author()
-    except Refused:
-        return None
+    return [right for right in allowed if right == "read" or token.author() is not None]
 
 
 def _split(scope: Scope) -> tuple[str, str]:
@@ -355,9 +345,10 @@ def _author(token: Token | None, headers: Fields) -> str | None:
     named = headers.get(b"opslog-agent")
     if token is None:
         return None if named is None else check_agent(named)
-    if named is not None and named != token.author():
-        raise Refused(403, f"this token writes in the name of {token.author()!r}, and of nobody else")
-    return token.author()
+    author = author_of(token)
+    if named not in (None, author):
+        raise Refused(403, f"this token writes in the name of {author!r}, and of nobody else")
+    return author
 
 
 def _encoded(tag: bytes, encoding: str) -> bytes:

@@ -12,6 +12,8 @@
 
 A prefix covers the stream of that path and all below it; ``""`` covers everything. The store served as ``tasks``, and
 its feed, is ``stores/tasks``. Whoever writes to a store does so in the name of the token's `agent`, and in no other.
+
+Nothing here knows HTTP: each door refuses in its own way what a token does not allow.
 """
 
 from __future__ import annotations
@@ -20,15 +22,17 @@ import re
 import tomllib
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from opslog.errors import InvalidNameError, UsageError
 from opslog.format.layout import check_agent
-from opslog.server.protocol.refusals import Refused
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+# The prefix of stores in the paths that tokens cover; their names follow.
+STORES: Final = "stores/"
 
 # What may be done: operate is what changes no document, but how a store is kept, or takes many out of it at once.
 Right = Literal["read", "write", "operate"]
@@ -48,29 +52,21 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operate: tuple[str, ...] = ()
     agent: str | None = None
 
-    def check(self, path: str, right: Right) -> None:
-        """:raises Refused: 403, this token does not cover the path."""
-        if not self.covers(path, right):
-            raise Refused(403, f"this token may not {right} {path or 'everything'}")
-
     def covers(self, path: str, right: Right) -> bool:
         """Whether it is good for this."""
         prefixes = {"read": self.read, "write": self.write, "operate": self.operate}[right]
         return any(_covers(prefix, path) for prefix in prefixes)
 
-    def author(self) -> str:
-        """In whose name it writes to stores.
-
-        :raises Refused: 403, in nobody's.
-        """
+    def author(self) -> str | None:
+        """In whose name it writes to stores; None: in nobody's, since no agent has such a name."""
         try:
             return check_agent(self.agent or self.name)
-        except InvalidNameError as error:
-            raise Refused(403, f"this token names no agent in whose name it could write: {error}") from error
+        except InvalidNameError:
+            return None
 
 
 class Tokens:
-    """The tokens that a server knows."""
+    """The tokens that a server knows, by their hashes."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = {token.sha256: token for token in tokens}
@@ -94,17 +90,16 @@ class Tokens:
                 check_agent(token.agent)
         return cls(tokens)
 
-    def find(self, authorization: str | None) -> Token:
-        """The token that a request carries.
+    def find(self, authorization: str | None) -> Token | None:
+        """The token that a request carries; None: it carries none that is known.
 
-        :raises Refused: 401, it carries none that is known.
+        :param authorization: the header of this name.
         """
         scheme, _, secret = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
         # Looked up by its hash: how long that takes says nothing about other tokens.
-        token = self._tokens.get(sha256(secret.strip().encode("latin-1")).hexdigest())
-        if scheme.lower() != "bearer" or token is None:
-            raise Refused(401, "this server wants a bearer token", [(b"www-authenticate", b"Bearer")])
-        return token
+        return self._tokens.get(sha256(secret.strip().encode("latin-1")).hexdigest())
 
 
 def _covers(prefix: str, path: str) -> bool:
