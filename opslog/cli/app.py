@@ -17,9 +17,9 @@ from opslog.errors import ConflictError, MissingStoreError, NotFoundError, Opslo
 # Name to (module, summary): so that one command does not load the others, nor a list of them any.
 _COMMANDS = {
     "get": ("documents", "Print a document."),
-    "set": ("documents", "Give a document a new value."),
-    "delete": ("documents", "Delete documents."),
-    "undo": ("documents", "Take back the newest commit of an agent."),
+    "set": ("writing", "Give a document a new value."),
+    "delete": ("writing", "Delete documents."),
+    "undo": ("writing", "Take back the newest commit of an agent."),
     "ls": ("listing", "List documents."),
     "count": ("listing", "Count documents."),
     "query": ("query", "Answer a question in SQL."),

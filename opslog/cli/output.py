@@ -21,7 +21,7 @@ import orjson
 
 from opslog.cli.session import Session
 from opslog.environment import REAL, parse_ts
-from opslog.errors import ConflictError, OpslogError
+from opslog.errors import ConflictError, NotFoundError, OpslogError
 from opslog.format.commits import Record, Set
 
 if TYPE_CHECKING:
@@ -94,6 +94,14 @@ def report_error(session: Session, error: OpslogError, code: int, **details: obj
     known = {name: value for name, value in known.items() if value not in (None, "")}
     report(session, type(error).__name__, str(error), **known, **details)
     return code
+
+
+def report_missing(session: Session, ids: Sequence[str]) -> int:
+    """Report that these documents do not exist, and return the exit code."""
+    message = f"no document {', '.join(map(repr, ids))}"
+    if not session.json:
+        message += f" in {session.url}"
+    return report_error(session, NotFoundError(message), 1, ids=list(ids))
 
 
 def report_conflict(session: Session, error: ConflictError) -> int:

@@ -39,10 +39,10 @@ def document_id(text: str) -> str:
         raise click.BadParameter(str(error)) from error
 
 
-def stamp_of_text(text: str) -> Stamp:
+def stamp(text: str) -> str:
     """``1042@planner``: what `get --stamp` prints."""
     try:
-        return Stamp.parse(text)
+        return str(Stamp.parse(text))
     except UsageError as error:
         raise click.BadParameter(str(error)) from error
 

@@ -3,26 +3,20 @@ return into its answers; it decides nothing.
 
 Reads begin with a refresh. Each write is one transaction, in the name of the author whose operations these are: it is
 durable when the call returns, and its result has the stamp that it gave. So a store that is opened with
-``log="shared"`` is enough, one for all authors.
+``log="shared"`` is enough, one for all authors. Only the command line, whose user is the agent of the store, writes
+without a condition to that agent's log (`plain`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from itertools import islice
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
-from opslog.archive import archive_documents, read_archive
-from opslog.compaction.compact import Compaction
-from opslog.doors.activity import Activity, activity
-from opslog.doors.once import Once
 from opslog.doors.values import (
-    AgentSeen,
     Archived,
     Changed,
     ChangesPage,
@@ -32,7 +26,6 @@ from opslog.doors.values import (
     Description,
     Entry,
     Expect,
-    FieldSeen,
     History,
     Op,
     Page,
@@ -47,27 +40,27 @@ from opslog.format.commits import Set, Stamp, described_line
 from opslog.format.documents import Document
 from opslog.format.exact import load_document
 from opslog.format.layout import TRANSACTIONS, check_agent, check_name
-from opslog.lease import PREFIX
 from opslog.merge.undo import Undoable
 from opslog.query.conditions import And, Range
-from opslog.query.paths import BY_ID, Path, parse_path
+from opslog.query.paths import BY_ID, parse_path
 from opslog.query.question import OrderBy, Question, Where, question
 from opslog.query.values import MISSING
-from opslog.replica.feed import Change
-from opslog.replica.keys import Done
 from opslog.replica.replica import not_ours
-from opslog.replica.state import State
 from opslog.replica.terms import ATTEMPTS
 from opslog.replica.transaction import Transaction, check_stamp, create
-from opslog.stats import Stats
 from opslog.store import Store, replica_of
+
+if TYPE_CHECKING:  # a command that writes a document starts without what it does not need
+    from opslog.compaction.compact import Compaction
+    from opslog.doors.activity import Activity
+    from opslog.doors.once import Once
+    from opslog.replica.feed import Change
+    from opslog.replica.keys import Done
+    from opslog.stats import Stats
 
 R = TypeVar("R")
 
 Documents = Transaction[Document]
-
-# How many documents a description samples, and what it names of agents, fields and ids.
-_SAMPLED, _AGENTS, _FIELDS, _IDS = 1000, 20, 50, 5
 
 # Cursors: behind this id, or behind so many.
 _AFTER, _SKIP = "after:", "skip:"
@@ -81,16 +74,21 @@ class Operations:
     :param author: in whose name is written; None: in that of the agent of the store.
     :param once: the request that these are for, which may come again: its write is made once. For a store that was
         opened with ``log="shared"``.
+    :param plain: whether sets and deletes without a condition go to the own log of the store's agent, as those of
+        `Store` do: for that agent alone.
     :raises UsageError: documents of this store have a `type`.
     """
 
-    def __init__(self, store: Store[Document], author: str | None = None, once: Once | None = None) -> None:
+    def __init__(
+        self, store: Store[Document], author: str | None = None, once: Once | None = None, *, plain: bool = False
+    ) -> None:
         self._store = store
         self._replica = replica_of(store)
         if self._replica.schema.type is not None:
             raise UsageError("doors take plain documents: open the store without `type`")
         self._author = self._replica.author if author is None else check_agent(author)
         self._once = once
+        self._plain = plain
         if once is not None and self._replica.log is not None:
             raise UsageError('requests with keys need a store that was opened with log="shared"')
 
@@ -225,6 +223,10 @@ class Operations:
                 needed = "takes no data" if op.op == "delete" else "needs the document, in data"
                 raise UsageError(f"{op.op} of {op.id!r} {needed}")
 
+        ids = list(dict.fromkeys(op.id for op in ops))
+        if self._plain and not expect and not any(_has_condition(op) for op in ops):
+            return Written(ids, self._write_plain(ops))
+
         def decide(transaction: Documents) -> None:
             for each in expect:
                 check_stamp(transaction.record(each.id), each.id, each.stamp)
@@ -240,7 +242,18 @@ class Operations:
                     transaction.set(op.id, op.data)
 
         _, stamp = self._decide("batch", decide)
-        return Written(list(dict.fromkeys(op.id for op in ops)), stamp)
+        return Written(ids, stamp)
+
+    def _write_plain(self, ops: Sequence[Op]) -> str | None:
+        """Write to the agent's own log. Returns the stamp, as far as a document has it."""
+        with self._store.batch() if len(ops) > 1 else nullcontext():
+            for op in ops:
+                if op.data is None:
+                    self._store.delete(op.id)
+                else:
+                    self._store.set(op.id, op.data)
+        now = [record for op in ops if (record := self._store.record(op.id)) is not None]
+        return str(now[0].stamp) if now else None
 
     def decide(self, function: Callable[[Documents], R], *, attempts: int = ATTEMPTS) -> tuple[R, str | None]:
         """What a function makes of documents that it reads and writes through a transaction, and the stamp of what it
@@ -264,6 +277,8 @@ class Operations:
         if replica.log is not None and author == replica.author and wanted is None:
             taken_back = replica.undo()
             return Undone(taken_back is not None, None, list(taken_back or ()))
+        from opslog.lease import PREFIX
+
         self._refresh()
         where = replica.undoable(author)
 
@@ -276,7 +291,7 @@ class Operations:
             if ids is None:
                 return Undone(False)
             if all(id.startswith(PREFIX) for id in ids):
-                raise _of_a_lease(ids[0], transaction)
+                raise _of_a_lease(ids[0].removeprefix(PREFIX), is_held=transaction.record(ids[0]) is not None)
             target = Stamp(transaction.undone, TRANSACTIONS)
             if wanted not in (None, target):
                 raise ConflictError(
@@ -396,8 +411,11 @@ class Operations:
 
         :param most: how many commits, and writes that lost, to return at the most.
         """
+        from opslog.doors.activity import activity
+        from opslog.doors.description import last_clocks
+
         self._refresh()
-        return activity(self._store.ops(), self._replica.read(_last_clocks), most)
+        return activity(self._store.ops(), self._replica.read(last_clocks), most)
 
     def stats(self) -> Stats:
         """Figures of the store, as of `Store.stats`."""
@@ -417,6 +435,8 @@ class Operations:
         :param cursor: that of the page before.
         :raises UsageError: this is none.
         """
+        from opslog.archive import read_archive
+
         if cursor is not None and not cursor.startswith(_AFTER):
             raise UsageError("this is no cursor of an archive: use the one that the page before gave")
         records = read_archive(self._replica.backend, check_name(period, "period"))
@@ -427,6 +447,8 @@ class Operations:
 
     def archive(self, where: Where, period: str | None = None, *, older_than: timedelta | None = None) -> Archived:
         """Move documents into an archive, as of `Store.archive`."""
+        from opslog.archive import archive_documents
+
         return Archived(archive_documents(self._replica, where, period, older_than, self._author or ""))
 
     def compact(self, *, full: bool = False) -> Compaction:
@@ -435,41 +457,18 @@ class Operations:
 
     def describe(self) -> Description:
         """What is in the store: counts, fields, who writes. Samples the documents, and costs three listings."""
+        from opslog.doors.description import described
+
         self._refresh()
-        stats = self._store.stats()
-        agents = sorted(self._replica.read(_last_clocks).items(), key=lambda item: (-item[1], item[0]))
-        counts: Counter[str] = Counter()
-        types: defaultdict[str, set[str]] = defaultdict(set)
-        ids: list[str] = []
-        sampled = 0
-        for record in islice(self._store.records(), _SAMPLED):
-            sampled += 1
-            if len(ids) < _IDS:
-                ids.append(record.id)
-            for path, type_ in _fields(record.document):
-                counts[path] += 1
-                types[path].add(type_)
-        return Description(
-            documents=stats.documents,
-            clock=stats.clock,
-            agent=self._author,
-            agents=[AgentSeen(name, clock) for name, clock in agents[:_AGENTS]],
-            more_agents=max(0, len(agents) - _AGENTS),
-            fields=[FieldSeen(path, count, sorted(types[path])) for path, count in counts.most_common(_FIELDS)],
-            sampled=sampled,
-            ids=ids,
-            settings=msgspec.structs.asdict(self._replica.state.manifest.settings),
-            stats=msgspec.structs.asdict(stats),
-        )
+        return described(self._store, self._author)
 
     def _refresh(self) -> None:
         self._store.refresh()  # nobody asks these stores for news, which would be kept
 
 
-def _of_a_lease(id: str, transaction: Documents) -> UsageError:
+def _of_a_lease(document: str, *, is_held: bool) -> UsageError:
     """Why an undo does not take back what was written of a lease alone."""
-    document = id.removeprefix(PREFIX)
-    if transaction.record(id) is None:
+    if not is_held:
         return UsageError(
             f"the newest write released the claim of {document!r}, which undo does not bring back: claim it"
         )
@@ -519,6 +518,10 @@ def _within(items: list[Entry], max_bytes: int) -> list[Entry]:
     return items
 
 
+def _has_condition(op: Op) -> bool:
+    return op.op == "create" or op.if_stamp is not msgspec.UNSET
+
+
 def _chooser(fields: Sequence[str] | None) -> Callable[[Set, Document | None], Entry]:
     """What makes an entry of a record, and of its document if that was read.
 
@@ -543,28 +546,3 @@ def _changed(change: Change[Document]) -> Changed:
     if record is None:
         return Changed(op, change.id, change.existed)
     return Changed(op, change.id, change.existed, str(record.stamp), record.author, record.ts, change.document)
-
-
-def _last_clocks(state: State) -> dict[str, int]:
-    """Per agent the clock of its newest commit, as far as it was read."""
-    clocks = {agent: cursor.clock for agent, cursor in state.cursors.items() if agent != TRANSACTIONS}
-    for author, clock in state.merge.newest_by_author().items():
-        clocks[author] = max(clock, clocks.get(author, 0))
-    return clocks
-
-
-_TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
-
-
-def _fields(document: Document) -> Iterator[tuple[str, str]]:
-    """The fields of a document, and those of the objects in it, with their types."""
-    for name, value in document.items():
-        path = _path_of(name)
-        yield path, _TYPES.get(type(value), "null")
-        if isinstance(value, dict):
-            for inner, each in value.items():
-                yield f"{path}.{_path_of(inner)}", _TYPES.get(type(each), "null")
-
-
-def _path_of(name: str) -> str:
-    return str(Path((name,)))

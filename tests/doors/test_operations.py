@@ -12,7 +12,7 @@ import pytest
 import opslog
 from opslog.doors.operations import Operations, merge_patched
 from opslog.doors.problems import CODES, code_of, problem_of
-from opslog.doors.values import Expect, Op
+from opslog.doors.values import Expect, Op, Undone, Written
 from opslog.store import Store, replica_of
 
 Documents = dict[str, object]
@@ -320,3 +320,21 @@ def test_every_error_has_a_code() -> None:
     assert codes["ConflictError"] == "conflict"
     assert codes["QueryError"] == "invalid"
     assert codes["CommitUnknownError"] == "unknown"
+
+
+def test_the_agent_of_a_store_may_write_to_its_own_log(tmp_path: Path) -> None:
+    """What has a condition is a transaction all the same, and a document that a transaction wrote stays guarded."""
+    with opslog.open(tmp_path, agent="door", version=None) as store:
+        door = Operations(store, plain=True)
+        assert door.set("a", {"n": 1}).stamp == door.get("a").stamp == "1@door"
+        assert door.batch([Op("set", "b", {}), Op("set", "c", {}), Op("delete", "a")]).stamp == door.get("c").stamp
+        assert door.delete("b") == Written(["b"], None)
+        with pytest.raises(opslog.NotFoundError):
+            door.batch([Op("set", "d", {}), Op("delete", "b")])
+        assert [commit.op for commit in store.ops()] == ["set", "batch", "delete"], "all of a batch or nothing"
+        assert {commit.agent for commit in store.ops()} == {"door"}
+        assert door.undo() == Undone(True, None, ["b"])
+        written = door.set("b", {"n": 2}, if_stamp=door.get("b").stamp)
+        for guarded in (written, door.set("b", {"n": 3}), door.create("e", {}), door.batch([Op("create", "f", {})])):
+            assert guarded.stamp
+            assert guarded.stamp.endswith("@transactions")

@@ -58,7 +58,8 @@ def test_a_client_that_has_nothing_gets_all_of_a_large_store_in_bounded_answers(
     reset = rest.ask("GET", "/changes?most=3").json()
     assert not reset["complete"]
     known: dict[str, Any] = {}
-    pages, more = 0, ""
+    pages = 0
+    more: str | None = ""
     while more is not None:
         page = rest.ask("GET", f"/documents?limit=3{more}").json()
         known.update((item["id"], item["data"]) for item in page["items"])
