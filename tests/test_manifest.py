@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +28,7 @@ from opslog.errors import (
 )
 from opslog.format import checksum
 from opslog.format.checksum import crc32, decode_checked, encode_checked, sha256
-from opslog.format.layout import manifest_path, part_path
+from opslog.format.layout import manifest_path, part_path, part_paths
 from opslog.format.manifest import FORMAT, Cut, Manifest, Part, Run, Settings, decode_manifest, encode_manifest
 from opslog.snapshot.manifests import ManifestStore, first_retained
 
@@ -151,6 +152,47 @@ def test_a_manifest_with_a_right_checksum_is_not_believed_everything(changes: di
     with pytest.raises(CorruptError, match=r"the checksum is right, but .* opslog did not write it") as caught:
         decode_manifest(encode_manifest(replace(MANIFEST, **changes)), "m", 7)
     assert (caught.value.path, caught.value.offset) == ("m", 0)
+
+
+def parts_of(count: int) -> list[Part]:
+    return [Part(part_path(RUN.name, n), 4, 3, 400, f"{n:03}", f"{n:03}-z", "00", b"") for n in range(count)]
+
+
+HOSTILE_PARTS: dict[str, tuple[dict[str, Any], str]] = {
+    "the name of another one": ({"path": part_path(RUN.name, 7)}, "it names 'snapshots/.*' in place of '{path}'"),
+    "a name with a line end": ({"path": part_path(RUN.name, 0) + "\n"}, "it names 'snapshots/.*' in place of '{path}'"),
+    "fewer documents than none": ({"live": -1}, "it says of {path} what cannot be"),
+    "more documents than records": ({"live": 5}, "it says of {path} what cannot be"),
+    "no records": ({"live": 0, "records": 0}, "it says of {path} what cannot be"),
+    "more records than bytes": ({"bytes": 3}, "it says of {path} what cannot be"),
+    "an end before its beginning": ({"last": ""}, "it says of {path} what cannot be"),
+    "a beginning before the end of the part before it": ({"first": "", "last": "x"}, "it says that {path} begins with"),
+    "half a hash": ({"shared": b"123"}, "it lists ids of {path} .* as nobody can: .* cut short"),
+    "more hashes than records": ({"shared": bytes(range(20))}, "it lists ids of {path} .* as nobody can: there are 5"),
+    "hashes in no order": ({"shared": b"00020001"}, "it lists ids of {path} .* as nobody can: its hashes"),
+}
+
+
+@pytest.mark.parametrize("number", [1, 298, 299])
+@pytest.mark.parametrize(("changes", "expected"), HOSTILE_PARTS.values(), ids=HOSTILE_PARTS)
+def test_no_part_is_believed_everything(changes: dict[str, Any], expected: str, number: int) -> None:
+    parts = parts_of(300)
+    assert (
+        decode_manifest(encode_manifest(replace(MANIFEST, runs=[Run(RUN.name, parts)])), "m", 7).runs[0].parts == parts
+    )
+    was = parts[number]
+    parts[number] = replace(was, **changes)
+    data = encode_manifest(replace(MANIFEST, runs=[Run(RUN.name, parts)]))
+    path = re.escape(was.path if "place" in expected else parts[number].path)
+    with pytest.raises(CorruptError, match=f"the checksum is right, but {expected.format(path=path)}"):
+        decode_manifest(data, "m", 7)
+
+
+def test_the_paths_of_parts() -> None:
+    """Also when others were asked for before."""
+    for count in (3, 0, 2, 10, 7):
+        assert part_paths("r", count) == [part_path("r", number) for number in range(count)]
+    assert part_path("r", 123456) == "snapshots/r/part-123456.jsonl"
 
 
 @pytest.mark.parametrize("body", [b'{"format":' + b"[" * 5000, b'{"x":' + b"[" * 5000, b'{"x":"\xff"'])

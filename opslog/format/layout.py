@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 
 from opslog.errors import InvalidNameError
 
@@ -131,13 +131,23 @@ def run_name(number: int, nonce: str) -> str:
 
 
 def part_path(run: str, part: int) -> str:
-    return f"{SNAPSHOTS}{run}/part-{part:05d}.jsonl"
+    return f"{SNAPSHOTS}{run}/{_part_name(part)}"
 
 
 def part_paths(run: str, count: int) -> list[str]:
     """`part_path` of the first so many parts."""
-    before = f"{SNAPSHOTS}{run}/part-"
-    return [f"{before}{part:05d}.jsonl" for part in range(count)]
+    folder = f"{SNAPSHOTS}{run}/"
+    return [folder + name for name in _part_names(count)]
+
+
+def _part_name(part: int) -> str:
+    return f"part-{part:05d}.jsonl"
+
+
+@lru_cache(maxsize=8)
+def _part_names(count: int) -> list[str]:
+    """The names of the first so many parts. Kept, since whoever opens or follows a large store waits for them."""
+    return list(map(_part_name, range(count)))
 
 
 def index_path(data_path: str) -> str:

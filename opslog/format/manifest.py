@@ -267,22 +267,32 @@ def _position_faults(positions: dict[str, Cut], what: str) -> Iterator[str]:
 
 
 def _run_faults(run: Run, number: int) -> Iterator[str]:
-    after: str | None = None
     named = run_of(part_path(run.name, 0))
     if named is None or named[1] > number:
         yield f"it names run {run.name!r}, which cannot have been written for it"
     if not run.parts:
         yield f"it names no part of run {run.name}"
-    # Checks on each of very many parts take few steps, because opening a large store waits for them.
+    # Opening a large store waits for the checks on each of very many parts. So they take few steps where all is right,
+    # and find out what is wrong only where something is.
     paths = part_paths(run.name, len(run.parts))
-    for part, path in zip(run.parts, paths, strict=True):
-        if part.path != path:
-            yield f"it names {part.path!r} in place of {path!r}"
-        records, first, shared = part.records, part.first, part.shared
-        if not (0 <= part.live <= records and 0 < records <= part.bytes and first <= part.last):
-            yield f"it says of {part.path} what cannot be: {part}"
-        if isinstance(shared, bytes) and shared and (fault := hashes_fault(shared, records)):
-            yield f"it lists ids of {part.path} that are from the shared log as nobody can: {fault}"
-        if after is not None and first <= after:
-            yield f"it says that {part.path} begins with {first!r}, and the part before it ends with {after!r}"
-        after = part.last
+    if [part.path for part in run.parts] != paths:
+        named_paths = zip(run.parts, paths, strict=True)
+        yield from (f"it names {part.path!r} in place of {path!r}" for part, path in named_paths if part.path != path)
+    after: str | None = None
+    for part in run.parts:
+        records, first, last = part.records, part.first, part.last
+        is_possible = 0 <= part.live <= records <= part.bytes and records and first <= last
+        if not is_possible or part.shared or (after is not None and first <= after):
+            yield from _part_faults(part, after)
+        after = last
+
+
+def _part_faults(part: Part, after: str | None) -> Iterator[str]:
+    """:param after: the last id of the part before it."""
+    records, first, shared = part.records, part.first, part.shared
+    if not (0 <= part.live <= records and 0 < records <= part.bytes and first <= part.last):
+        yield f"it says of {part.path} what cannot be: {part}"
+    if isinstance(shared, bytes) and shared and (fault := hashes_fault(shared, records)):
+        yield f"it lists ids of {part.path} that are from the shared log as nobody can: {fault}"
+    if after is not None and first <= after:
+        yield f"it says that {part.path} begins with {first!r}, and the part before it ends with {after!r}"
