@@ -88,7 +88,7 @@ def merge_logs(batches: Batches, address: StoreAddress, window: int, tasks: list
         for task in _numbers(batches):
             reader, commits = LogReader(backend, tasks[task], window), 0
             for split in tasks[task]:
-                new = ((record, Row.new(record)) for record in winners(reader, [split]).values())
+                new = ((record, Row.new(record)) for record in winners(reader, [split]))
                 rows = ((r.id, r.clock, r.agent, row.deleted, row.line, None, None, None) for r, row in new)
                 yield from _batched(rows, schema, 4)
                 authors = msgspec.json.encode(reader.authors)

@@ -20,6 +20,7 @@ from opslog.backends import Backend
 from opslog.errors import MissingFileError
 from opslog.format.commits import CLOCK_MAX, Batch, Commit, Delete, Record, Seal, Set, Undo
 from opslog.format.layout import segment_path
+from opslog.format.scanned import first_clock, greatest_ts, last_clock
 from opslog.history import Point, conditions
 from opslog.log.reader import Chunk, Cursor, LogSource, Segment, by_turns, log_source
 from opslog.merge.merge import Merge
@@ -33,21 +34,24 @@ _NEWLINE_BYTES = 64 * 1024
 
 
 class Included:
-    """Selects commits at or before a point in the past; all commits if there is none."""
+    """Selects commits at or before a point in the past; all commits if there is none.
+
+    :ivar all: whether there is none.
+    """
 
     def __init__(self, as_of: Point | None) -> None:
         self._test: Callable[[Commit], bool] = (lambda commit: True) if as_of is None else conditions(as_of)[1]
-        self._all = as_of is None
+        self.all = as_of is None
         # Clocks grow along a log; times of day need not.
         self._select = takewhile if isinstance(as_of, int) else filter
 
     def among(self, commits: Sequence[Commit]) -> Sequence[Commit]:
-        return commits if self._all else list(filter(self._test, commits))
+        return commits if self.all else list(filter(self._test, commits))
 
     def ahead(self, commits: Iterable[Commit]) -> Iterable[Commit]:
         """The included commits of a sequence in the order of its log; stops reading once no later one can be
         included."""
-        return commits if self._all else self._select(self._test, commits)
+        return commits if self.all else self._select(self._test, commits)
 
 
 class SelectedChunk(NamedTuple):
@@ -90,10 +94,11 @@ class LogReader:
         cursors = {agent: Cursor(agent, listed[0].number) for agent, listed in segments.items()}
         self._source = log_source(backend, cursors, segments, newest_first=True)
 
-    def chunks(self, split: LogSplit) -> Iterator[SelectedChunk]:
+    def chunks(self, split: LogSplit, *, scans: bool = False) -> Iterator[SelectedChunk]:
         """The commits behind a split, as positions in the log, without bytes and without records; then the split,
         newest first. Nothing if no line begins in the split.
 
+        :param scans: as of `Cursor.read_newest_first`.
         :raises CorruptError: a line is no commit, or not this log's next one.
         :raises MissingFileError: a segment was collected, or is shorter than it was.
         """
@@ -101,19 +106,21 @@ class LogReader:
         if not split.slices:
             return
         end = self._end(split)
-        own = self._own(split, end)
+        # At a point in the past each commit is tested, so each is decoded.
+        own = self._own(split, end, scans=scans and self._included.all)
         newest = next(own, None)
         if newest is None:
             return
-        yield _behind(self._later(split, end, newest.commits[-1].clock))
+        yield _behind(self._later(split, end, last_clock(newest.commits)))
         for source in chain([newest], own):
             commits = self._included.among(source.commits)
             self._note(commits)
             yield SelectedChunk(source, commits)
 
-    def by_turns(self, splits: Iterable[LogSplit]) -> Iterator[tuple[str, SelectedChunk]]:
-        """The chunks of some splits, each of another log, with its agent: newer ones come first, on the whole."""
-        return by_turns(self._source, ((split.agent, self.chunks(split)) for split in splits), _lowest)
+    def by_turns(self, splits: Iterable[LogSplit], *, scans: bool = False) -> Iterator[tuple[str, SelectedChunk]]:
+        """The chunks of some splits, each of another log, with its agent: newer ones come first, on the whole.
+        `scans`: as of `chunks`."""
+        return by_turns(self._source, ((split.agent, self.chunks(split, scans=scans)) for split in splits), _lowest)
 
     def blocks(self, split: LogSplit) -> Iterator[Block]:
         """The same, some megabytes at once. Errors as in `chunks`."""
@@ -136,7 +143,7 @@ class LogReader:
     def _note(self, commits: Sequence[Commit]) -> None:
         if commits:
             self.commits += len(commits)
-            self.ts = max(self.ts, *[commit.ts for commit in commits])
+            self.ts = max(self.ts, greatest_ts(commits))
 
     def _sound(self, split: LogSplit) -> LogSplit:
         """The split without torn bytes. Only the whole end of a segment shows whether zeros and the bytes after them
@@ -153,7 +160,7 @@ class LogReader:
         begins = split.begins or (bool(slices) and slices[0].start == 0)
         return msgspec.structs.replace(split, slices=tuple(slices), begins=begins)
 
-    def _own(self, split: LogSplit, end: int) -> Iterator[Chunk]:
+    def _own(self, split: LogSplit, end: int, *, scans: bool) -> Iterator[Chunk]:
         """The lines of a split, newest first."""
         first = split.slices[0]
         segments = [Segment(slice_.number, slice_.stop, 0.0) for slice_ in split.slices]
@@ -166,7 +173,7 @@ class LogReader:
         if segments:
             segments[-1] = segments[-1]._replace(bytes=end)
             cursor = Cursor(split.agent, segments[0].number, begin or 0)
-            yield from cursor.read_newest_first(self._source, segments)
+            yield from cursor.read_newest_first(self._source, segments, scans=scans)
 
     def _end(self, split: LogSplit) -> int:
         """The end of the last line that begins before the end of the last slice."""
@@ -221,7 +228,7 @@ class _Listed:
 
 def _lowest(chunk: SelectedChunk) -> int:
     commits = chunk.source.commits
-    return commits[0].clock if commits else CLOCK_MAX
+    return first_clock(commits) if commits else CLOCK_MAX
 
 
 def find_line(source: LogSource, path: str, offset: int, limit: int) -> int | None:
@@ -266,9 +273,10 @@ def restricted(commit: Commit, wanted: Wanted) -> Commit:
     return commit
 
 
-def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None = None) -> dict[str, Record]:
-    """The winners in some splits, each of another log, tombstones included. Holds one record per document."""
-    chunks = ((agent, chunk.commits) for agent, chunk in reader.by_turns(splits))
+def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None = None) -> Iterator[Record]:
+    """The winners in some splits, each of another log, tombstones included, in no particular order. All is read before
+    the first. Holds one record per document."""
+    chunks = ((agent, chunk.commits) for agent, chunk in reader.by_turns(splits, scans=wanted is None))
     if wanted is not None:
         chunks = ((agent, [restricted(commit, wanted) for commit in commits]) for agent, commits in chunks)
     merge = Merge(reader.window)
@@ -281,7 +289,9 @@ def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None
         winner = merge.winner(id)
         assert winner is not None
         best[id] = winner
-    return best
+    yield from best.values()
+    if merge.lines is not None:
+        yield from (record for record in merge.lines.records() if record.id not in best)
 
 
 def cancelled(block: Block, window: int) -> set[int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -40,7 +41,7 @@ from opslog.spark.read.planning import (
     survey_state,
 )
 from opslog.spark.read.ranges import ALL, IdRange, RunRange, cut_ranges, log_weights, part_weights
-from opslog.spark.read.splits import LogReader, cancelled, winners
+from opslog.spark.read.splits import LogReader, Wanted, cancelled, winners
 
 # The driver merges logs of up to this size itself: it takes a fraction of a second, and less data is sent to the tasks.
 TAIL_BYTES = 32 * 1024 * 1024
@@ -64,6 +65,11 @@ class Asked:
 
     def wants(self, id: str) -> bool:
         return id in self.ids and (self.one_of is None or id in self.one_of)
+
+    @property
+    def filter(self) -> Wanted | None:
+        """`wants`; None if it is true of every id."""
+        return None if self == EVERYTHING else self.wants
 
 
 EVERYTHING = Asked()
@@ -129,7 +135,7 @@ class StateView:
         logs = tuple(split_logs(found.logs, _WHOLE))
         weights, limit = part_weights(found.manifest.runs), self.split_bytes
         if short := found.log_bytes <= TAIL_BYTES:
-            tail = sorted(self._winners(backend, found, logs, asked).items())
+            tail = sorted(self._winners(backend, found, logs, asked), key=attrgetter("id"))
         else:
             tail = []
             weights += log_weights(backend, found.logs)
@@ -145,9 +151,9 @@ class StateView:
 
     def _winners(
         self, backend: Backend, found: JobSurvey, logs: tuple[LogSplit, ...], asked: Asked
-    ) -> dict[str, Record]:
+    ) -> Iterator[Record]:
         reader = LogReader(backend, logs, found.manifest.settings.undo_window, self.as_of)
-        return winners(reader, logs, asked.wants)
+        return winners(reader, logs, asked.filter)
 
     def _task(self, found: JobSurvey, range: IdRange) -> Task:
         runs = [part for run in found.manifest.runs if (part := range.run(run)).parts]
@@ -156,20 +162,21 @@ class StateView:
     def read(self, backend: Backend, task: Task, asked: Asked) -> Iterator[pa.RecordBatch]:
         if task.logs:
             reader = LogReader(backend, task.logs, task.window, self.as_of)
-            tail = winners(reader, task.logs, task.range.__contains__)
+            found = winners(reader, task.logs, task.range.__contains__)
         else:
-            tail = {record.id: record for record in decode_records(task.winners, "the plan", 0)}
+            found = iter(decode_records(task.winners, "the plan", 0))
+        tail = {record.id: record for record in found}
         stored = [RunRange(backend, run, task.range) for run in task.runs]
         records = (record for record in live_records(stored, tail) if asked.wants(record.id))
         for some in columns.chunks(records, columns.record_bytes):
             yield pa.RecordBatch.from_arrays(columns.state_columns(some), schema=self.schema)
 
 
-def _lines(tail: list[tuple[str, Record]], range: IdRange) -> bytes:
-    """The records in a range, in order of id."""
-    begin = bisect_left(tail, range.first, key=lambda item: item[0])
-    end = len(tail) if range.until is None else bisect_left(tail, range.until, key=lambda item: item[0])
-    return b"".join(encode_commit(record) for _, record in tail[begin:end])
+def _lines(tail: list[Record], range: IdRange) -> bytes:
+    """The records in a range, in order of id, as the tail is."""
+    begin = bisect_left(tail, range.first, key=attrgetter("id"))
+    end = len(tail) if range.until is None else bisect_left(tail, range.until, key=attrgetter("id"))
+    return b"".join(map(encode_commit, tail[begin:end]))
 
 
 @dataclass(frozen=True)
@@ -207,7 +214,7 @@ class CandidatesView:
     def _records(self, backend: Backend, task: Task, asked: Asked) -> Iterator[Iterable[Record]]:
         if task.logs:
             reader = LogReader(backend, task.logs, task.window, self.as_of)
-            yield winners(reader, task.logs, None if asked == EVERYTHING else asked.wants).values()
+            yield winners(reader, task.logs, asked.filter)
         for run in task.runs:
             yield from RunRange(backend, run, asked.ids).chunks()
 
