@@ -36,7 +36,7 @@ from opslog.format.snapshot import (
     runs_to_merge,
     tier,
 )
-from opslog.snapshot.runs import BlockRun, LoadedRun, merge_rows
+from opslog.snapshot.runs import BlockRun, load_runs, merge_rows
 
 TS = "2026-11-20T12:00:00.123456Z"
 _numbers = itertools.count()
@@ -208,7 +208,7 @@ def test_whole_and_by_blocks_give_the_same(kept: dict[str, bool], asked: list[st
         backend = open_backend("memory://")
         rows = [row(id, dead=dead) for id, dead in sorted(kept.items())]
         run = store_run(backend, rows)
-        by_block, loaded = BlockRun(backend, run), LoadedRun(backend, run)
+        by_block, loaded = BlockRun(backend, run), load_runs(backend, [run])[0]
         assert list(by_block.rows()) == rows
         assert list(by_block.records()) == list(loaded.records()) == [one.record for one in rows]
         assert loaded.dead == {id for id, dead in kept.items() if dead}
@@ -247,10 +247,10 @@ def test_damage_and_loss_are_named(backend: Backend) -> None:
     data = backend.read(part.path)
     backend.delete([part.path])
     with pytest.raises(MissingFileError):
-        LoadedRun(backend, run)
+        load_runs(backend, [run])
     backend.create(part.path, data[:500] + b"#" + data[501:])
     with pytest.raises(CorruptError) as caught:
-        LoadedRun(backend, run)
+        load_runs(backend, [run])
     assert caught.value.path == part.path
     blocks = decode_index(backend.read(index_path(part.path)), part.path).blocks
     assert caught.value.offset == blocks[bisect.bisect_right([block.offset for block in blocks], 500) - 1].offset

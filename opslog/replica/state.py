@@ -28,7 +28,7 @@ from opslog.merge.stamps import newer
 from opslog.replica.live import Layers, LinesOverRuns, live_records, retained
 from opslog.replica.refresh import Progress
 from opslog.snapshot.manifests import ManifestStore
-from opslog.snapshot.runs import BlockRun, LoadedRun, SortedRecords, StoredRun, load_run, newest_records
+from opslog.snapshot.runs import BlockRun, LoadedRun, SortedRecords, StoredRun, load_runs, newest_records
 from opslog.snapshot.shared_ids import SharedIds
 
 if TYPE_CHECKING:
@@ -580,8 +580,10 @@ class Loader:
             if self._progress:
                 self._progress(done, total)
 
-    def _load_runs(self, runs: Iterable[Run]) -> list[StoredRun]:
+    def _load_runs(self, runs: Sequence[Run]) -> list[StoredRun]:
         """These runs; those that were loaded last time are not loaded again."""
-        loaded = {run.name: self._runs.get(run.name) or load_run(self.backend, run) for run in runs}
-        self._runs = loaded
-        return list(loaded.values())
+        kept = {run.name: self._runs[run.name] for run in runs if run.name in self._runs}
+        new = load_runs(self.backend, [run for run in runs if run.name not in kept])
+        loaded = kept | {run.run.name: run for run in new}
+        self._runs = {run.name: loaded[run.name] for run in runs}
+        return list(self._runs.values())

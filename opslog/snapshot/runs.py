@@ -11,12 +11,13 @@ import bisect
 import heapq
 import itertools
 import mmap
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import orjson
 
-from opslog.backends import Backend, Buffer
+from opslog.backends import Backend, Buffer, Range
 from opslog.chunks import packed
 from opslog.errors import CorruptError, MissingFileError
 from opslog.format.checksum import sha256
@@ -69,7 +70,11 @@ def read_part(backend: Backend, part: Part) -> Iterator[tuple[bytes, int]]:
     :raises CorruptError: a block is damaged; the error names it.
     :raises MissingFileError: the part does not exist.
     """
-    data = backend.read(part.path)
+    return _lines_of(backend, part, backend.read(part.path))
+
+
+def _lines_of(backend: Backend, part: Part, data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Verify the bytes of a part and return its lines, as `read_part` does."""
     if sha256(data) != part.sha256:
         for _ in read_blocks(backend, part.path, read_index(backend, part).blocks):
             pass  # raises at the first damaged block
@@ -132,16 +137,17 @@ class StoredRun(SortedRecords, Protocol):
 class LoadedRun:
     """A run in memory.
 
+    :param parts: the bytes of its parts.
     :ivar by_id: the line of each document.
     :ivar dead: the documents whose line is a tombstone.
     """
 
-    def __init__(self, backend: Backend, run: Run) -> None:
+    def __init__(self, backend: Backend, run: Run, parts: Iterable[bytes]) -> None:
         self.run = run
         self.by_id: dict[str, bytes] = {}
         self.dead: set[str] = set()
-        for part in run.parts:
-            for data, offset in read_part(backend, part):
+        for part, whole in zip(run.parts, parts, strict=True):
+            for data, offset in _lines_of(backend, part, whole):
                 for row in decode_rows(data, part.path, offset):
                     self.by_id[row.id] = row.line
                     if row.deleted is not None:
@@ -390,9 +396,33 @@ class _OpenBlock:
         return decode_records(lines, self._path, self._offset + start)
 
 
-def load_run(backend: Backend, run: Run) -> StoredRun:
-    """Load a small run into memory; leave a large one on storage."""
-    return LoadedRun(backend, run) if run.bytes < LOADED_BYTES else BlockRun(backend, run)
+def load_runs(backend: Backend, runs: Sequence[Run]) -> list[StoredRun]:
+    """Load the small runs into memory and leave the large ones on storage. All parts of the small runs are requested at
+    once.
+
+    :raises CorruptError: a block is damaged; the error names it.
+    :raises MissingFileError: a part does not exist.
+    """
+    small = [run.bytes < LOADED_BYTES for run in runs]
+    parts = _read_all(backend, [run for run, is_small in zip(runs, small, strict=True) if is_small])
+    return [
+        LoadedRun(backend, run, itertools.islice(parts, len(run.parts))) if is_small else BlockRun(backend, run)
+        for run, is_small in zip(runs, small, strict=True)
+    ]
+
+
+def _read_all(backend: Backend, runs: Iterable[Run]) -> Iterator[bytes]:
+    """Read all parts of some runs, and return their bytes in order. The bytes of a part are kept until they are taken.
+
+    :raises MissingFileError: a part does not exist.
+    """
+    paths = [part.path for run in runs for part in run.parts]
+    found = deque(backend.read_many([Range(path) for path in paths]))
+    for path in paths:
+        data = found.popleft()
+        if data is None:
+            raise MissingFileError(f"no file {path} in {backend.url}", path)
+        yield data
 
 
 def newest_records(runs: Sequence[SortedRecords]) -> Iterator[Record]:

@@ -156,6 +156,27 @@ def test_opening_costs_the_tail_and_the_parts(url: str) -> None:
     }
 
 
+def test_opening_asks_for_all_small_runs_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(url) as store:
+        for turn in range(3):
+            for number in range(40):
+                store[f"{turn}-{number}"] = {}
+            store.compact()
+    together: list[list[str]] = []
+    many = Bucket.get_many
+
+    def get_many(self: Bucket, ranges: Sequence[Range]) -> list[bytes | None]:
+        together.append([part.path for part in ranges])
+        return many(self, ranges)
+
+    monkeypatch.setattr(Bucket, "get_many", get_many)
+    with opslog.open(url, read_only=True) as store:
+        assert len(store) == 120
+        assert store.stats().snapshot_runs == 3
+    parts = [[path for path in paths if "snapshots/" in path] for paths in together]
+    assert [len(some) for some in parts if some] == [3]
+
+
 def test_verify_reads_many_segments_at_once_and_names_the_one_that_it_cannot(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
