@@ -1,4 +1,4 @@
-"""Stream servers side by side: opslog, the reference server from npm, and a floor.
+"""Stream servers side by side: opslog, the reference server from npm, and two floors.
 
     python -m benchmarks.server [--small] [--rounds N] [--only TEXT …] [--page FILE]
 
@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,12 +74,18 @@ def reference(folder: Path) -> AbstractContextManager[Server]:
     return started()
 
 
-def floor(folder: Path) -> AbstractContextManager[Server]:
-    return _process([sys.executable, "-m", "benchmarks.server_floor", str(folder / "file")], r"(http://\S+)")
+def floor(kind: str, folder: Path) -> AbstractContextManager[Server]:
+    command = [sys.executable, "-m", "benchmarks.server_floor", kind, str(folder / "file")]
+    return _process(command, r"(http://\S+)")
 
 
-OPSLOG, REFERENCE, FLOOR = "opslog", "reference server 0.3.7", "uvicorn and fdatasync"
-CONTENDERS: dict[str, Start] = {OPSLOG: opslog, REFERENCE: reference, FLOOR: floor}
+OPSLOG, REFERENCE, FLOOR, LOWER_FLOOR = "opslog", "reference server 0.3.7", "floor: uvicorn", "floor: httptools"
+CONTENDERS: dict[str, Start] = {
+    OPSLOG: opslog,
+    REFERENCE: reference,
+    FLOOR: partial(floor, "uvicorn"),
+    LOWER_FLOOR: partial(floor, "httptools"),
+}
 
 
 class Workload(NamedTuple):
@@ -105,9 +112,11 @@ def _workloads() -> dict[str, Workload]:
         small = {"bytes": 200_000, "large": large}
         found[f"catch up on 100 MB, messages of {text}"] = Workload("catch_up", options, small)
     for live in ("sse", "long-poll"):
-        options = {"followers": 200, "messages": 50, "live": live}
         small = {"followers": 5, "messages": 3, "live": live}
-        found[f"deliver to 200 followers, {live}"] = Workload("follow", options, small)
+        for followers, messages in ((200, 50), (1000, 20)):
+            options = {"followers": followers, "messages": messages, "live": live}
+            name = f"deliver to {followers:,} followers, {live}"
+            found[name] = Workload("follow", options, small, tuple(CONTENDERS))
         options = {"followers": 1000, "appends": 30, "live": live, "pause": 0.5}
         small = {"followers": 5, "appends": 3, "live": live, "pause": 0.01}
         found[f"append to a stream that 1,000 follow, {live}"] = Workload("append_followed", options, small)
@@ -120,7 +129,7 @@ WORKLOADS = _workloads()
 def measure(workload: Workload, contender: str, *, small: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="opslog-bench-") as folder, CONTENDERS[contender](Path(folder)) as server:
         options = json.dumps(workload.small if small else workload.options)
-        load = [sys.executable, "-m", "benchmarks.server_load", server.url, workload.name, options]
+        load = [sys.executable, "-m", "benchmarks.server_load", server.url, str(server.pid), workload.name, options]
         done = subprocess.run(load, capture_output=True, text=True, cwd=ROOT, timeout=900, check=False)
         if done.returncode:
             raise RuntimeError(f"{contender}: {done.stderr.strip()[-2000:]}")

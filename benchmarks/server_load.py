@@ -1,6 +1,11 @@
 """The clients of a stream server that is measured, in a process of their own: one workload as JSON on the command
 line, its figures as JSON on standard output.
 
+    python -m benchmarks.server_load URL PID WORKLOAD OPTIONS
+
+PID is the server's process. The processor time that it takes for one append or one delivered event is a figure, too: it
+varies less than times do when other programs run on the machine.
+
 Requests are written as bytes and answers are taken apart by httptools, so that the clients cost as little as possible:
 they share the machine with the server.
 """
@@ -9,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -102,7 +109,13 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-async def append(url: str, *, connections: int, streams: int, seconds: float) -> Figures:
+def processor_seconds(pid: int) -> float:
+    """What a process, with all its threads, has taken so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def append(url: str, pid: int, *, connections: int, streams: int, seconds: float) -> Figures:
     """Each connection appends one message after the other, each to its own stream or all to one."""
     opened = [await Connection.open(url) for _ in range(connections)]
     for number in range(streams):
@@ -117,15 +130,21 @@ async def append(url: str, *, connections: int, streams: int, seconds: float) ->
             taken.append(time.perf_counter() - start)
             number += 1
 
-    start = time.perf_counter()
+    start, before = time.perf_counter(), processor_seconds(pid)
     await asyncio.gather(*(write(one, f"append/{number % streams}") for number, one in enumerate(opened)))
     rate = len(taken) / (time.perf_counter() - start)
+    each = (processor_seconds(pid) - before) / len(taken)
     for one in opened:
         await one.close()
-    return {"appends/s": rate, "p50 ms": percentile(taken, 0.5) * 1e3, "p99 ms": percentile(taken, 0.99) * 1e3}
+    return {
+        "appends/s": rate,
+        "p50 ms": percentile(taken, 0.5) * 1e3,
+        "p99 ms": percentile(taken, 0.99) * 1e3,
+        "CPU µs/append": each * 1e6,
+    }
 
 
-async def catch_up(url: str, *, bytes: int, large: bool) -> Figures:
+async def catch_up(url: str, pid: int, *, bytes: int, large: bool) -> Figures:
     """Write a stream of so many bytes, in messages of a megabyte or of a kilobyte, and read it from its beginning."""
     connection = await Connection.open(url)
     kind = "application/octet-stream" if large else "application/json"
@@ -150,7 +169,7 @@ async def catch_up(url: str, *, bytes: int, large: bool) -> Figures:
     return {"MB/s": read / taken / 1e6}
 
 
-async def follow(url: str, *, followers: int, messages: int, live: str) -> Figures:
+async def follow(url: str, pid: int, *, followers: int, messages: int, live: str) -> Figures:
     """So many followers of one stream; from the moment a message is sent until each of them has it. The next one is
     sent when all have it."""
     writer = await Connection.open(url)
@@ -170,6 +189,7 @@ async def follow(url: str, *, followers: int, messages: int, live: str) -> Figur
     for _ in range(followers):
         await listening.acquire()
     await asyncio.sleep(0.2)  # the last requests are on their way
+    before = processor_seconds(pid)
     for number in range(messages):
         sent[number] = time.perf_counter()
         await writer.request("POST", "followed", b"[%d]" % number)
@@ -177,18 +197,23 @@ async def follow(url: str, *, followers: int, messages: int, live: str) -> Figur
             await seen.acquire()
         await asyncio.sleep(0.02)  # long polls come back
     await asyncio.gather(*tasks)
+    each = (processor_seconds(pid) - before) / len(delays)
     for one in (*opened, writer):
         await one.close()
-    return {"p50 ms": percentile(delays, 0.5) * 1e3, "p99 ms": percentile(delays, 0.99) * 1e3}
+    return {
+        "p50 ms": percentile(delays, 0.5) * 1e3,
+        "p99 ms": percentile(delays, 0.99) * 1e3,
+        "CPU µs/event": each * 1e6,
+    }
 
 
-async def append_followed(url: str, *, followers: int, appends: int, live: str, pause: float) -> Figures:
+async def append_followed(url: str, pid: int, *, followers: int, appends: int, live: str, pause: float) -> Figures:
     """The response times of one append after the other while others follow the stream, in a process of their own.
     A pause after each lets all followers get it."""
     writer = await Connection.open(url)
     await writer.request("PUT", "followed")
     options = json.dumps({"followers": followers, "live": live})
-    command = [sys.executable, "-m", "benchmarks.server_load", url, "only_follow", options]
+    command = [sys.executable, "-m", "benchmarks.server_load", url, str(pid), "only_follow", options]
     others = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert others.stdout is not None
     await others.stdout.readline()
@@ -205,7 +230,7 @@ async def append_followed(url: str, *, followers: int, appends: int, live: str, 
     return {"p50 ms": percentile(taken, 0.5) * 1e3, "p99 ms": percentile(taken, 0.99) * 1e3}
 
 
-async def only_follow(url: str, *, followers: int, live: str) -> Figures:
+async def only_follow(url: str, pid: int, *, followers: int, live: str) -> Figures:
     """Say when all followers are there, and follow until the process is ended."""
     opened = [await Connection.open(url) for _ in range(followers)]
     listening = asyncio.Semaphore(0)
@@ -262,5 +287,5 @@ WORKLOADS: dict[str, Callable[..., Coroutine[Any, Any, Figures]]] = {
 }
 
 if __name__ == "__main__":
-    _url, _name, _options = sys.argv[1:]
-    print(json.dumps(uvloop.run(WORKLOADS[_name](_url, **json.loads(_options)))))
+    _url, _pid, _name, _options = sys.argv[1:]
+    print(json.dumps(uvloop.run(WORKLOADS[_name](_url, int(_pid), **json.loads(_options)))))

@@ -18,8 +18,10 @@ Written by `python -m benchmarks.server --page docs/benchmarks-server.md`; do no
 - Both servers keep streams in files, and answer an append when it is on disk.
 - Each workload runs {rounds} times on a fresh server, in turns. A figure is the median. The clients run in a process of
   their own, on the same machine.
-- The floor is uvicorn with an application that appends each body to one file; waiting requests share one fdatasync. It
-  has no streams.
+- The floors append each body to one file; waiting requests share one fdatasync. They pass each body on to all who
+  follow. They have no streams, checks or limits. One is an application for uvicorn, the other a protocol of asyncio on
+  httptools.
+- CPU is the processor time of the server's process, with all its threads. It varies less than times do.
 - Messages have 100 bytes unless a title says otherwise.
 - Memory is the peak of the server's process, including the time in which the data to be read was written.
 

@@ -12,16 +12,17 @@ from benchmarks.server_page import GOALS, Report, Result, goals, write_page
 from tests.support.node_streams import package
 
 
-@pytest.mark.parametrize("contender", [server.OPSLOG, server.REFERENCE, server.FLOOR])
+@pytest.mark.parametrize("contender", list(server.CONTENDERS))
 @pytest.mark.parametrize("name", [name for name in server.WORKLOADS if "64" not in name and "16" not in name])
 def test_every_kind_of_workload_runs(name: str, contender: str) -> None:
     if contender == server.REFERENCE and package("server") is None:
         pytest.skip("the reference server needs node and npm")
     workload = server.WORKLOADS[name]
     if contender not in workload.contenders:
-        pytest.skip("the floor knows no streams")
+        pytest.skip("the floors cannot do this")
     figures = server.measure(workload, contender, small=True)
-    assert all(value > 0 for value in figures.values()), figures
+    # So little may take less processor time than the system counts.
+    assert all(value > 0 for figure, value in figures.items() if "CPU" not in figure), figures
     assert "memory MB" in figures
 
 
