@@ -115,7 +115,12 @@ class Application:
 
     async def _next(self, offset: int) -> tuple[bytes, int]:
         found: asyncio.Future[tuple[bytes, int]] = asyncio.get_running_loop().create_future()
-        self._log.next(offset, lambda body, stop: found.done() or found.set_result((body, stop)))
+
+        def came(body: bytes, stop: int) -> None:
+            if not found.done():
+                found.set_result((body, stop))
+
+        self._log.next(offset, came)
         return await found
 
 
