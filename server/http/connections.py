@@ -1,14 +1,12 @@
-"""HTTP/1.1 connections: those of uvicorn with httptools, with limits for clients that behave badly.
+"""HTTP/1.1 connections on httptools, for uvicorn's server, with limits for clients that behave badly.
 
-uvicorn limits the head of a request only with h11 (`h11_max_incomplete_event_size`), and h11 is several times slower.
-With httptools, a head can grow without end, each read of a request line copies the whole line so far, trailers end up
-among the headers, and every pipelined request becomes a request object at once. This class adds:
+uvicorn's own protocol on httptools takes twice as long for a small request as this one, and lacks most of these limits:
 
 - A head is limited to `Limits.head_bytes` and `HEAD_FIELDS_MAX` fields, and so are the trailers of a body and the
   extensions of a chunk. A larger one is answered with 431 before the application sees the request or its token.
   Trailers are dropped, so that none of them can pass for a header.
 - A pipelined request is parsed when the one before it has been answered. Until then its bytes are held, and reading
-  pauses.
+  pauses. It pauses, too, while a long body has come and the application does not take it.
 - Incomplete heads and held bytes count towards the budget of all unfinished requests.
 - Every state has a time limit: an incomplete head, the rest of a body that nobody reads, an idle connection. While the
   application reads a body, the application's own limit applies. The system (TCP_USER_TIMEOUT) ends a connection whose
@@ -21,17 +19,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.server import ServerState
 
 from opslog.doors.access import HEADER, Receive, Scope, Send
 from opslog.server.http.budget import Budget
+from opslog.server.http.exchange import ASGI, Exchange
 from opslog.server.http.replies import refusal, refuse
 from opslog.server.protocol.refusals import Refused
 
@@ -41,6 +44,9 @@ HEAD_FIELDS_MAX = 256
 # How much of a chunked body is parsed at once. Only the parser knows where such a body ends, so up to this much of the
 # requests behind it is parsed too early.
 _CHUNKED_BYTES = 4096
+
+# How much of a body waits for the application before reading pauses.
+_BODY_BYTES = 64 * 1024
 
 # How much is discarded of what a client sends after it was answered.
 _DRAIN_BYTES = 64 * 1024 * 1024
@@ -69,125 +75,248 @@ class _Part(Enum):
     BODY = "the rest of a body, and trailers"
 
 
-class _Flow(FlowControl):
-    """Does not resume reading while bytes are held: the application resumes it whenever it asks for a body, and would
-    bring more pipelined requests into memory."""
-
-    waiting = False
-
-    def resume_reading(self) -> None:
-        if not self.waiting:
-            super().resume_reading()
+# Members of an `Enum` are looked up in Python, several times for each request.
+_START, _HEAD, _BODY = _Part
 
 
-class Connection(HttpToolsProtocol):
-    """:param refused: called with the status of each answer that is sent here instead of by the application; returns
-    the id of the request."""
+class Connection(asyncio.Protocol):
+    """Made by uvicorn's server, with `config`, `server_state`, `app_state` and `_loop`.
 
-    def __init__(self, *, limits: Limits, budget: Budget, refused: Callable[[int], bytes], **options: Any) -> None:
-        super().__init__(**options)
+    :param refused: called with the status of each answer that is sent here instead of by the application; returns
+        the id of the request.
+    :ivar exchange: the newest request and its response; None before the first.
+    :ivar write_paused: the client does not take what was written.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        budget: Budget,
+        refused: Callable[[int], bytes],
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.exchange: Exchange | None = None
+        self.write_paused = False
+        self._unanswered: deque[Exchange] = deque()  # being answered, and those that were parsed too early
+        self._application: Any = config.loaded_app
+        self._idle_seconds = config.timeout_keep_alive
+        self._state = server_state
+        self._loop = _loop or asyncio.get_running_loop()
         self._limits = limits
         self._holding = budget.holding()
         self._refused = refused
-        self._part = _Part.START
+        self._transport: Any = None
+        self._scope: Scope = {}  # of every request of this connection
+        # A client may send more after it has asked to close; that is discarded, and no error.
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._part = _START
         self._framing = 0  # bytes read so far of a head, of trailers or of a chunk's header
         self._last = b""  # the last three bytes of an incomplete head: the end of the head may begin there
         self._left: int | None = 0  # bytes of the body that are still to come; None if it is chunked
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
         self._held, self._at = b"", 0  # received and not parsed yet: `_held` from `_at` on
+        self._crowded = False  # the application does not take the body that came
+        self._read_paused = False
+        self._writable: asyncio.Event | None = None  # while `write_paused`
         self._drained: int | None = None  # bytes discarded since the connection began to linger
         self._timer: asyncio.TimerHandle | None = None
-        self._transport: Any = None
-        self._flow: _Flow
+        self._end_at: float | None = None  # when the time for the present state is over
+        self._idle = False  # whether that is the time without a request
 
     # What the transport calls
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        super().connection_made(_Lingering(transport, self))  # type: ignore[arg-type]
-        self.flow = self._flow = _Flow(transport)
-        if len(self.connections) > self._limits.connections:
-            self.app: Any = self._refuse_connection
+        self._state.connections.add(self)  # type: ignore[arg-type]
+        self._scope = {
+            "type": "http",
+            "asgi": ASGI,
+            "http_version": "1.1",
+            "server": get_local_addr(transport),
+            "client": get_remote_addr(transport),
+            "scheme": "https" if is_ssl(transport) else "http",
+            "root_path": "",
+        }
+        if len(self._state.connections) > self._limits.connections:
+            self._application = self._refuse_connection
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family in {socket.AF_INET, socket.AF_INET6}:
             milliseconds = int(self._limits.seconds * 1000)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        self._start_timer()
+        self._limit_time(self._limits.seconds)
 
     def data_received(self, data: bytes) -> None:
         if self._drained is not None:
             self._drain(len(data))
             return
-        self._unset_keepalive_if_required()
+        if self._idle:
+            self._end_at, self._idle = None, False
         self._held, self._at = self._held[self._at :] + data if self._held else data, 0
         self._read_held()
 
+    def pause_writing(self) -> None:
+        self.write_paused, self._writable = True, asyncio.Event()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+
+    def eof_received(self) -> None:
+        """The client sends no more; the transport closes, as it does for None."""
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
+        self._state.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._held, self._at = b"", 0
         self._holding.release()
-        super().connection_lost(exc)
+        for exchange in self._unanswered:
+            exchange.on_disconnect()
+        self._unanswered.clear()
+        self.exchange = None  # it refers to this object
+        self.resume_writing()
+        self._parser = None
 
     def shutdown(self) -> None:
         """The server stops: end when the request that is being answered is."""
-        if self._answering and self._drained is None:
-            self.cycle.keep_alive = False
+        if self.exchange is not None and not self.exchange.complete and self._drained is None:
+            self.exchange.keep_alive = False
         else:
             self._transport.close()
 
     # What the parser calls
 
     def on_message_begin(self) -> None:
-        self._part = _Part.HEAD
-        super().on_message_begin()
+        self._part, self._url, self._headers = _HEAD, b"", []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._part is _Part.BODY:
+        if self._part is _BODY:
             return  # of trailers
-        if len(self.headers) == HEAD_FIELDS_MAX:
+        if len(self._headers) == HEAD_FIELDS_MAX:
             raise self._too_large()
-        super().on_header(name, value)
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._part, self._framing, self._last = _Part.BODY, 0, b""
-        self._left = _content_length(self.headers)
-        if self.parser.should_upgrade() and self._left != 0:
-            # The parser would leave the body to the other protocol, and then read requests out of it.
-            raise Refused(400, "this server does not upgrade: send a body without Upgrade")
-        super().on_headers_complete()
-        if self.parser.should_upgrade():
-            self.cycle.keep_alive = False  # Upgrade is ignored; the parser cannot go on after it
+        parser, headers = self._parser, self._headers
+        self._part, self._framing, self._last = _BODY, 0, b""
+        self._left, expects_continue = 0, False
+        for name, value in headers:  # the parser has refused contradictory ones
+            if name == b"content-length":
+                self._left = int(value)
+            elif name == b"transfer-encoding":
+                self._left = None
+            elif name == b"expect":
+                expects_continue = value.lower() == b"100-continue"
+        keep_alive = parser.should_keep_alive() and parser.get_http_version() != "1.0"
+        if parser.should_upgrade():
+            if self._left != 0:
+                # The parser would leave the body to the other protocol, and then read requests out of it.
+                raise Refused(400, "this server does not upgrade: send a body without Upgrade")
+            keep_alive = False  # Upgrade is ignored; the parser cannot go on after it
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        scope = {
+            **self._scope,
+            "method": parser.get_method().decode("ascii"),
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "headers": headers,
+        }
+        self.exchange = Exchange(scope, self, keep_alive=keep_alive, expects_continue=expects_continue)
+        self._unanswered.append(self.exchange)
+        if len(self._unanswered) == 1:
+            self._begin(self.exchange)
 
     def on_chunk_header(self) -> None:
         self._framing = 0
 
     def on_body(self, body: bytes) -> None:
         self._framing = 0
-        super().on_body(body)
+        exchange = self.exchange
+        if exchange is not None and not exchange.complete:
+            exchange.on_body(body)
+            if len(exchange.unread) > _BODY_BYTES:
+                self._crowded = True
+                self._pace_reading()
 
     def on_message_complete(self) -> None:
-        self._part, self._framing = _Part.START, 0
-        self._stop_timer()
-        super().on_message_complete()
+        self._part, self._framing = _START, 0
+        self._end_at = None
+        if self.exchange is not None and not self.exchange.complete:
+            self.exchange.on_end_of_body()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self._held or self._part is not _Part.START:
-            self.loop.call_soon(self._read_held)
+    # What an exchange calls
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        return self._state.default_headers
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    async def drain(self) -> None:
+        if self._writable is not None:
+            await self._writable.wait()
+
+    def body_wanted(self) -> None:
+        if self._crowded:
+            self._crowded = False
+            self._pace_reading()
+
+    def answered(self) -> None:
+        self._state.total_requests += 1
+        self._unanswered.popleft()
+        if self.ending:
+            return
+        self.body_wanted()
+        if self._unanswered:
+            self._begin(self._unanswered[0])
+        elif self._held or self._part is not _START:
+            self._loop.call_soon(self._read_held)
+        else:
+            self._account()
 
     # Inside
 
+    def _begin(self, exchange: Exchange) -> None:
+        task = self._loop.create_task(exchange.run(self._application))
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
+
     @property
     def _answering(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle  # uvicorn declares it as never None, which it is at first
-        return cycle is not None and not cycle.response_complete
+        return self.exchange is not None and not self.exchange.complete
+
+    def _pace_reading(self) -> None:
+        """Pause or resume reading, as the bytes that wait here require."""
+        pause = self._crowded or bool(self._held)
+        if pause != self._read_paused:
+            self._read_paused = pause
+            if pause:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
 
     def _read_held(self) -> None:
         """Parse what was received, head by head and body by body, up to the first request that has to wait."""
         if self.ending:
             return
         data, position = self._held, self._at
-        while position < len(data) and not (self._answering and self._part is not _Part.BODY):
-            if self._part is _Part.START and data[position] in b"\r\n":
+        while position < len(data) and (self._part is _BODY or not self._answering):
+            if self._part is _START and data[position] in b"\r\n":
                 stop = position + 1  # a blank line before a request is ignored, but counts
             else:
                 stop = self._end_of_part(data, position)
@@ -195,17 +324,12 @@ class Connection(HttpToolsProtocol):
                 return
             position = stop
         self._held, self._at = (data, position) if position < len(data) else (b"", 0)
-        if self._held:
-            self._flow.waiting = True
-            self.flow.pause_reading()
-        elif self._flow.waiting:
-            self._flow.waiting = False
-            self.flow.resume_reading()
+        self._pace_reading()
         self._account()
 
     def _end_of_part(self, data: bytes, position: int) -> int:
         """Where the next bytes for the parser end: at the latest where the head or body ends that it begins in."""
-        if self._part is _Part.BODY:
+        if self._part is _BODY:
             if self._left is None:
                 return min(len(data), position + _CHUNKED_BYTES)
             rest = len(data) - position
@@ -223,14 +347,14 @@ class Connection(HttpToolsProtocol):
 
     def _take(self, data: bytes) -> bool:
         """Parse some bytes, unless the head would become too large. Returns whether the connection goes on."""
-        in_body = self._part is _Part.BODY
+        in_body = self._part is _BODY
         if not in_body or self._left is None:
             self._framing += len(data)
         if not in_body and self._framing > self._limits.head_bytes:
             self._refuse(self._too_large())
             return False
         try:
-            self.parser.feed_data(data)
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             return True
         except httptools.HttpParserError as error:
@@ -249,19 +373,18 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, refused: Refused) -> None:
         """Answer instead of the application, and end the connection."""
         self._held, self._at = b"", 0
-        cycle = self.cycle
-        if self._answering:
-            if not cycle.more_body:  # the request itself is in order; what follows it is not
-                cycle.keep_alive = False
+        exchange = self.exchange
+        if exchange is not None and not exchange.complete:
+            if not exchange.more_body:  # the request itself is in order; what follows it is not
+                exchange.keep_alive = False
                 return
-            cycle.disconnected = True
-            cycle.message_event.set()
-            if cycle.response_started:
+            exchange.on_disconnect()
+            if exchange.started:
                 self._linger()
                 return
         status, headers, body = refusal(refused)
         headers.append((HEADER, self._refused(status)))
-        lines = [b"%b: %b\r\n" % header for header in (*self.server_state.default_headers, *headers)]
+        lines = [b"%b: %b\r\n" % header for header in (*self.default_headers, *headers)]
         lines.append(b"connection: close\r\n\r\n")
         self._transport.write(b"".join([STATUS_LINE[status], *lines, body]))
         self._linger()
@@ -273,8 +396,8 @@ class Connection(HttpToolsProtocol):
         await refuse(send, refused, head=scope["method"] == "HEAD")
 
     def _account(self) -> None:
-        """Report the bytes kept here to the budget, and make sure that a timer limits the state we are in."""
-        kept = len(self._held) - self._at + (self._framing if self._part is not _Part.BODY else 0)
+        """Report the bytes kept here to the budget, and make sure that the time in this state is limited."""
+        kept = len(self._held) - self._at + (self._framing if self._part is not _BODY else 0)
         if kept != self._holding.count:
             try:
                 self._holding.hold(kept)
@@ -282,23 +405,35 @@ class Connection(HttpToolsProtocol):
                 self._refuse(refused)
                 return
         if self._answering:
-            self._stop_timer()
-        elif self._part is _Part.START and not self._framing:
-            self._stop_timer()
-            if self.timeout_keep_alive_task is None:
-                self.timeout_keep_alive_task = self.loop.call_later(
-                    self.timeout_keep_alive, self.timeout_keep_alive_handler
-                )
-        elif self._timer is None:
-            self._start_timer()
+            self._end_at = None
+        elif self._part is _START and not self._framing:
+            if not self._idle:
+                self._limit_time(self._idle_seconds)
+                self._idle = True
+        elif self._end_at is None:
+            self._limit_time(self._limits.seconds)
 
-    def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(self._limits.seconds, self._transport.close)
+    def _limit_time(self, seconds: float) -> None:
+        """Close the connection if it is still in its present state after so many seconds.
 
-    def _stop_timer(self) -> None:
+        A timer for each request would cost more than most states last: one timer is left alone until it fires, and then
+        set again for what is left.
+        """
+        self._end_at = self._loop.time() + seconds
+        if self._timer is not None and self._timer.when() <= self._end_at:
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = self._loop.call_at(self._end_at, self._check_time)
+
+    def _check_time(self) -> None:
+        self._timer = None
+        if self._end_at is None:
+            return
+        if self._end_at <= self._loop.time():
+            self._transport.close()
+        else:
+            self._timer = self._loop.call_at(self._end_at, self._check_time)
 
     @property
     def ending(self) -> bool:
@@ -307,7 +442,7 @@ class Connection(HttpToolsProtocol):
 
     def end(self) -> None:
         """Close once everything written is sent; linger first if the client is still sending."""
-        if self._part is _Part.START and not self._held:
+        if self._part is _START and not self._held:
             self._transport.close()
         else:
             self._linger()
@@ -318,41 +453,14 @@ class Connection(HttpToolsProtocol):
         self._drained = 0
         self._held, self._at = b"", 0
         self._holding.release()
-        self._unset_keepalive_if_required()
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        self._flow.waiting = False
-        self.flow.resume_reading()
-        self._stop_timer()
-        self._start_timer()
+        self._crowded = False
+        self._pace_reading()
+        self._limit_time(self._limits.seconds)
 
     def _drain(self, count: int) -> None:
         assert self._drained is not None
         self._drained += count
         if self._drained > _DRAIN_BYTES:
             self._transport.close()
-
-
-class _Lingering:
-    """The transport as uvicorn sees it: closing it asks the connection, which may linger first."""
-
-    def __init__(self, transport: Any, connection: Connection) -> None:
-        self._transport = transport
-        self.close = connection.end
-        self._connection = connection
-
-    def is_closing(self) -> bool:
-        return self._connection.ending
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-def _content_length(headers: list[tuple[bytes, bytes]]) -> int | None:
-    """Of the body; None if it is chunked. The parser has refused contradictory headers."""
-    for name, value in headers:
-        if name == b"content-length":
-            return int(value)
-        if name == b"transfer-encoding":
-            return None
-    return 0

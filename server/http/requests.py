@@ -9,9 +9,10 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from opslog.doors.access import Receive
+from opslog.doors.access import Receive, Scope
 from opslog.environment import parse_ts
 from opslog.server.http.budget import Holding
+from opslog.server.http.exchange import WHOLE_BODY
 from opslog.server.protocol import json_mode
 from opslog.server.protocol.appending import Append
 from opslog.server.protocol.creation import Create, ForkOf
@@ -64,6 +65,17 @@ def check_path(path: str) -> str:
     if "." in segments or ".." in segments or "\ufffd" in path or not path.isprintable():
         raise Refused(400, "a stream's path has no segments . and .. and only printable characters in UTF-8")
     return path
+
+
+def arrived(scope: Scope, max_bytes: int, holding: Holding) -> bytes | None:
+    """The whole body, if it has come already, as most short ones have; see `exchange.WHOLE_BODY`. As `body`, which
+    waits for the others."""
+    found: bytes | None = scope.get(WHOLE_BODY)
+    if found is not None:
+        if len(found) > max_bytes:
+            raise _too_large(max_bytes)
+        holding.hold(len(found), small=True)
+    return found
 
 
 async def body(receive: Receive, given: Fields, max_bytes: int, seconds: float, holding: Holding) -> bytes:

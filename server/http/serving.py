@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from opslog.server.http.connections import Connection, Limits
 from opslog.server.http.faults import FaultyApp
 
 _log = logging.getLogger("opslog.server")
+# How many more objects may be made than freed before Python searches the youngest for garbage: some megabytes.
+_NEW_OBJECTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,23 @@ def serve(application: App, address: Address, *, faults: bool = False) -> None:
         ssl_certfile=address.certificate,
         ssl_keyfile=address.key,
     )
+    listening = _listen(address)
+    _spare_the_collector()
     # One thread commits and another one answers: without this, Python's usual 5 ms would be most of a commit.
     with short_switch_interval():
-        _Server(config, application).run(sockets=[_listen(address)])
+        _Server(config, application).run(sockets=[listening])
+
+
+def _spare_the_collector() -> None:
+    """Search for garbage less often.
+
+    By default Python does so when 700 more objects were made than freed. The requests of 64 connections are more than
+    that, so the search took a fifth of the time of an append. It found nothing, since requests leave no reference
+    cycles.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS, 10, 10)
 
 
 def _http(application: App, address: Address) -> Any:

@@ -31,7 +31,7 @@ class Writing:
     async def append(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         given = requests.fields(scope["headers"])
         with self._budget.holding() as holding:
-            request = requests.append_of(path, given, await self._body(given, receive, holding))
+            request = requests.append_of(path, given, await self._body(scope, given, receive, holding))
             began = self._streams.environment.monotonic()
             appended = await self._streams.append(request)
         self._metrics.appends.observe(self._streams.environment.monotonic() - began)
@@ -49,7 +49,7 @@ class Writing:
     async def create(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         given = requests.fields(scope["headers"])
         with self._budget.holding() as holding:
-            request = requests.create_of(path, given, await self._body(given, receive, holding), self._source)
+            request = requests.create_of(path, given, await self._body(scope, given, receive, holding), self._source)
             created = await self._create(scope, request)
         stream = created.stream
         headers: Headers = [
@@ -73,8 +73,12 @@ class Writing:
             content_type = self._streams.content_type(request.fork.source) or DEFAULT_CONTENT_TYPE
         return await self._streams.create(requests.with_json(request, content_type))
 
-    async def _body(self, given: requests.Fields, receive: Receive, holding: Holding) -> bytes:
-        return await requests.body(receive, given, self._options.max_body_bytes, self._options.body_seconds, holding)
+    async def _body(self, scope: Scope, given: requests.Fields, receive: Receive, holding: Holding) -> bytes:
+        options = self._options
+        found = requests.arrived(scope, options.max_body_bytes, holding)
+        if found is not None:
+            return found
+        return await requests.body(receive, given, options.max_body_bytes, options.body_seconds, holding)
 
     async def delete(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         await self._streams.delete(path)
