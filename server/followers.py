@@ -36,15 +36,89 @@ class LiveReader:
         self.position = position
 
 
+class Follower:
+    """A reader that waits for changes of one stream, again and again.
+
+    All its waits share one timer and one callback. With a timer and a callback for each, waiting would cost more than
+    what it waits for.
+
+    :ivar gone: done when the client has gone.
+    """
+
+    def __init__(self, followers: Followers, path: str, gone: asyncio.Future[object]) -> None:
+        self._followers = followers
+        self._path = path
+        self.gone = gone
+        self._loop = gone.get_loop()
+        self._woken: asyncio.Future[bool] | None = None
+        self._until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        gone.add_done_callback(self._wake)
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until the stream changes, the time is over (False), or the client has gone.
+
+        Registers at once, so that no change after the call is missed.
+        """
+        followers, path = self._followers, self._path
+        if followers.stopped or self.gone.done():
+            return True
+        woken: asyncio.Future[bool] = self._loop.create_future()
+        self._woken = woken
+        waiting = followers.waiting.setdefault(path, set())
+        waiting.add(woken)
+        followers.count += 1
+        self._until = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._until:
+            self._end_timer()
+            self._timer = self._loop.call_at(self._until, self._check_time)
+        try:
+            return await woken
+        finally:
+            self._woken = None
+            followers.count -= 1
+            waiting.discard(woken)
+            if not waiting and followers.waiting.get(path) is waiting:
+                del followers.waiting[path]
+
+    def end(self) -> None:
+        """Wait no more."""
+        self._end_timer()
+        self.gone.remove_done_callback(self._wake)
+
+    def _end_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake(self, gone: object) -> None:
+        if self._woken is not None:
+            _wake(self._woken, True)
+
+    def _check_time(self) -> None:
+        self._timer = None
+        if self._woken is None:
+            return
+        if self._until <= self._loop.time():
+            _wake(self._woken, False)
+        else:
+            self._timer = self._loop.call_at(self._until, self._check_time)
+
+
 # How many followers are woken at once: between two such turns the loop takes appends and other requests.
 _TURN = 32
 
 
 class Followers:
-    """Waiting readers by path. All of it belongs to the event loop."""
+    """Waiting readers by path. All of it belongs to the event loop.
+
+    :ivar waiting: by path, a future for each of them.
+    :ivar count: how many wait.
+    :ivar stopped: nobody waits any more.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, set[asyncio.Future[bool]]] = {}
+        self.waiting: dict[str, set[asyncio.Future[bool]]] = {}
         self._following: dict[str, int] = {}
         self._newest: dict[str, Stream] = {}
         self._readers: dict[str, set[LiveReader]] = {}
@@ -53,34 +127,23 @@ class Followers:
         self.stopped = False
 
     async def wait(self, path: str, seconds: float, gone: asyncio.Future[object]) -> bool:
-        """Wait until the stream changes, the time is over (False), or the future `gone` is done.
+        """As `Follower.wait`, for those who wait once."""
+        with self.following(path, gone) as follower:
+            return await follower.wait(seconds)
 
-        Registers at once, so that no change after the call is missed.
-        """
-        if self.stopped or gone.done():
-            return True
-        loop = asyncio.get_running_loop()
-        woken: asyncio.Future[bool] = loop.create_future()
-        waiting = self._waiting.setdefault(path, set())
-        waiting.add(woken)
-        self.count += 1
+    @contextmanager
+    def following(self, path: str, gone: asyncio.Future[object]) -> Iterator[Follower]:
+        """Let a reader wait for changes of a stream as often as it likes, until the future `gone` is done."""
+        follower = Follower(self, path, gone)
         self._following[path] = self._following.get(path, 0) + 1
-        timer = loop.call_later(seconds, _wake, woken, False)
-        on_gone = lambda _: _wake(woken, True)  # noqa: E731
-        gone.add_done_callback(on_gone)
         try:
-            return await woken
+            yield follower
         finally:
-            timer.cancel()
-            gone.remove_done_callback(on_gone)
-            self.count -= 1
+            follower.end()
             self._following[path] -= 1
             if not self._following[path]:
                 del self._following[path]
                 self._newest.pop(path, None)
-            waiting.discard(woken)
-            if not waiting and self._waiting.get(path) is waiting:
-                del self._waiting[path]
 
     @contextmanager
     def reading(self, path: str, kind: str, position: int) -> Iterator[LiveReader]:
@@ -107,7 +170,7 @@ class Followers:
             self._newest.pop(path, None)
         else:
             self._newest[path] = stream
-        self._wake_in_turns(list(self._waiting.pop(path, ())))
+        self._wake_in_turns(list(self.waiting.pop(path, ())))
 
     def newest(self, path: str) -> Stream | None:
         """A followed stream after its last commit, so that not every follower reads it; None if that is
@@ -123,7 +186,7 @@ class Followers:
     def stop(self) -> None:
         """End all waiting, now and from now on."""
         self.stopped = True
-        for path in list(self._waiting):
+        for path in list(self.waiting):
             self.wake(path)
 
     def shared(self, stream: Stream, position: int, form: str, read: Callable[[], Answer]) -> Answer:

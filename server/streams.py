@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from opslog.environment import REAL, Environment
 from opslog.errors import OpslogError
 from opslog.server.background import Background
-from opslog.server.followers import Followers
+from opslog.server.followers import Follower, Followers
 from opslog.server.metrics import Metrics
 from opslog.server.protocol import appending, creation, lifetimes, ranges
 from opslog.server.protocol.appending import Append, Appended
@@ -155,16 +155,16 @@ class Streams:
             self._recording.add(stream.id)
             self._background.spawn(self._record_access(stream.path, stream.id))
 
-    async def wait(self, stream: Stream, seconds: float, gone: asyncio.Future[object]) -> None:
-        """Wait as `Followers.wait` does. The stream does not expire meanwhile, since it is being read."""
-        self.touch(stream)
+    async def wait(self, stream: Stream, follower: Follower, seconds: float) -> None:
+        """Wait as `Follower.wait` does. The stream does not expire meanwhile, since it is being read."""
         if stream.ttl is None:
-            await self.followers.wait(stream.path, seconds, gone)
+            await follower.wait(seconds)
             return
+        self.touch(stream)
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while (left := end - loop.time()) > 0:
-            woken = await self.followers.wait(stream.path, min(left, max(0.01, stream.ttl / 2)), gone)
+            woken = await follower.wait(min(left, max(0.01, stream.ttl / 2)))
             self.touch(stream)
             if woken:
                 return

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
-from opslog.doors.access import Message, Receive, Send
+from opslog.doors.access import Message, Receive, Scope, Send
 from opslog.errors import OpslogError
-from opslog.server.followers import Answer, LiveReader
+from opslog.server.followers import Answer, Follower, LiveReader
+from opslog.server.http.exchange import GONE
 from opslog.server.http.replies import begin
-from opslog.server.http.requests import DisconnectedError
+from opslog.server.http.requests import DisconnectedError, Read
 from opslog.server.options import Options
 from opslog.server.protocol import sse
 from opslog.server.protocol.model import Stream
@@ -27,8 +28,15 @@ _EVENT_BYTES = 256 * 1024
 
 
 @asynccontextmanager
-async def watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
-    """A future that is done when the client has gone."""
+async def watching(receive: Receive, scope: Scope | None = None) -> AsyncIterator[asyncio.Future[object]]:
+    """A future that is done when the client has gone.
+
+    :param scope: of the request: our own connections have such a future there.
+    """
+    found: asyncio.Future[object] | None = None if scope is None else scope.get(GONE)
+    if found is not None:
+        yield found
+        return
 
     async def until_gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -90,26 +98,28 @@ class Live:
         self._options = options
         self._cursor = cursor
 
-    async def follow(self, stream: Stream, position: int, cursor: str | None, receive: Receive, send: Send) -> int:
-        """Send what there is and what comes, until the stream ends, the client goes, or it has been long enough.
+    async def follow(self, stream: Stream, asked: Read, scope: Scope, receive: Receive, send: Send) -> int:
+        """Send what there is from `asked.position` and what comes, until the stream ends, the client goes, or it has
+        been long enough.
 
         :raises Refused: 400, no message begins at this position; as a read that is not live says. An answer without
             events would not tell the client, which would come back with the same offset for ever.
 
         A client that takes nothing for too long is left: what it did not read it gets when it comes back.
         """
+        position, cursor = asked.position or 0, asked.cursor
         headers: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         if not sse.is_text(stream):
             headers.append((b"stream-sse-data-encoding", b"base64"))
         if position < stream.tail:
             self._next(stream, position, cursor)
         await begin(send, 200, headers)
-        reading = self._streams.followers.reading(stream.path, "sse", position)
-        async with watching(receive) as gone, Patience(send, self._options.send_seconds) as patient:
+        followers = self._streams.followers
+        reading = followers.reading(stream.path, "sse", position)
+        async with watching(receive, scope) as gone, Patience(send, self._options.send_seconds) as patient:
             try:
-                with reading as reader:
-                    async for events in self._events(stream, reader, cursor, gone):
-                        await patient.send({"type": "http.response.body", "body": events, "more_body": True})
+                with reading as reader, followers.following(stream.path, gone) as follower:
+                    await self._send_events(stream, reader, follower, cursor, patient.send)
             except Refused:  # it was deleted or has expired: there is no more to say
                 pass
             except OpslogError as error:  # the client comes back, and gets the error then
@@ -117,28 +127,27 @@ class Live:
         await send({"type": "http.response.body", "body": b""})
         return 200
 
-    async def _events(
-        self, stream: Stream, reader: LiveReader, cursor: str | None, gone: asyncio.Future[object]
-    ) -> AsyncIterator[bytes]:
-        position = reader.position
-        followers, monotonic = self._streams.followers, asyncio.get_running_loop().time
+    async def _send_events(
+        self, stream: Stream, reader: LiveReader, follower: Follower, cursor: str | None, send: Send
+    ) -> None:
+        streams, gone, monotonic = self._streams, follower.gone, follower.gone.get_loop().time
         end = monotonic() + self._options.sse_seconds
         sent = False
         while not gone.done():
-            if position < stream.tail or stream.closed or not sent:
-                events, position = self._next(stream, position, cursor)
+            if reader.position < stream.tail or stream.closed or not sent:
+                events, position = self._next(stream, reader.position, cursor)
                 sent = True
-                yield events
+                await send({"type": "http.response.body", "body": events, "more_body": True})
                 reader.position = position
                 if stream.closed and position == stream.tail:
                     return
             else:
                 left = end - monotonic()
-                if left <= 0 or followers.stopped:
+                if left <= 0 or streams.followers.stopped:
                     return
-                await self._streams.wait(stream, min(left, self._options.long_poll_seconds), gone)
+                await streams.wait(stream, follower, min(left, self._options.long_poll_seconds))
                 sent = False
-            stream = self._streams.again(stream)
+            stream = streams.again(stream)
 
     def _next(self, stream: Stream, position: int, cursor: str | None) -> tuple[bytes, int]:
         """A data event, if there is data, and the control event that goes with it; and the position behind them."""

@@ -65,20 +65,26 @@ class Reading:
         position = self._begin(stream, asked)
         self._streams.touch(stream)
         if asked.live == "sse":
-            return await self._live.follow(stream, position, asked.cursor, receive, send)
+            return await self._live.follow(stream, replace(asked, position=position), scope, receive, send)
         if asked.live is None and asked.offset == NOW:
             return await self._nothing_yet(stream, send)
         if asked.live is not None:
             if position == stream.tail and not stream.closed:
-                with self._streams.followers.reading(path, "long-poll", position):
-                    async with live.watching(receive) as gone:
-                        await self._streams.wait(stream, self._options.long_poll_seconds, gone)
-                        if gone.done():
-                            raise DisconnectedError
-                stream = self._streams.again(stream)
+                stream = await self._wait(stream, position, scope, receive)
             if position == stream.tail:
                 return await self._nothing_came(stream, asked, send)
         return await self._answer(stream, replace(asked, position=position), requests.fields(scope["headers"]), send)
+
+    async def _wait(self, stream: Stream, position: int, scope: Scope, receive: Receive) -> Stream:
+        """The stream when something has come, or enough time has passed."""
+        streams, followers = self._streams, self._streams.followers
+        reading = followers.reading(stream.path, "long-poll", position)
+        async with live.watching(receive, scope) as gone:
+            with reading, followers.following(stream.path, gone) as follower:
+                await streams.wait(stream, follower, self._options.long_poll_seconds)
+                if gone.done():
+                    raise DisconnectedError
+                return streams.again(stream)
 
     def _begin(self, stream: Stream, asked: Read) -> int:
         if asked.position is None:

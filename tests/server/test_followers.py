@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from opslog.doors.access import Message
+from opslog.server.followers import Followers
 from opslog.server.protocol.model import Stream
 from opslog.server.protocol.ranges import Range
 from tests.server.conftest import Make
@@ -182,3 +183,27 @@ def test_live_readers_are_known_with_their_positions_as_long_as_they_read(make: 
     assert found == [("long-poll", 5), ("sse", 5)]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert not followers.readers("s"), "nobody is there any more"
+
+
+def test_the_waits_of_a_follower_share_a_timer_and_each_has_its_time() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        followers, gone = Followers(), loop.create_future()
+        with followers.following("a", gone) as follower:
+            for _ in range(3):
+                waiting = loop.create_task(follower.wait(1000.0))
+                await asyncio.sleep(0)
+                followers.wake("a")
+                assert await waiting
+            for seconds in (0.01, 0.03, 0.02):  # shorter than the one before, and longer
+                began = loop.time()
+                assert not await follower.wait(seconds)
+                assert loop.time() - began > seconds / 2
+            waiting = loop.create_task(follower.wait(1000.0))
+            await asyncio.sleep(0)
+            gone.set_result(None)
+            assert await waiting
+            assert await follower.wait(1000.0), "nobody is there"
+        assert followers.count == 0
+
+    asyncio.run(scenario())
