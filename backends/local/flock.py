@@ -4,9 +4,9 @@ The kernel releases a lock when its holder dies. Lock files are never unlinked: 
 old file and one that creates a new file would both hold "the" lock. The first line of the file (pid, host, boot id) is
 for messages only. A second line may follow: a note from one holder to the next.
 
-portalocker takes the first lock of a file, because it knows the ways in which a filesystem refuses. While the file stays
-open, it is locked again and unlocked by the system call alone. portalocker makes the same call, but checks the file and
-the flags each time, which takes ten times as long as the call.
+portalocker takes the first lock of a file, because it knows the ways in which a filesystem refuses. While the file
+stays open, it is locked again and unlocked by the system call alone. portalocker makes the same call, but checks the
+file and the flags each time, which takes ten times as long as the call.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ import msgspec
 from opslog.backends import Backend
 from opslog.chunks import batched
 from opslog.compaction.garbage import NOTHING, Garbage, collect, find_garbage, oldest_retained
+from opslog.concurrency.interpreter import short_switch_interval
 from opslog.concurrency.overlapping import overlapped
-from opslog.concurrency.switching import short_switch_interval
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
 from opslog.format.commits import Commit, Record, Set

@@ -1,9 +1,9 @@
 """Which documents may be guarded, without reading the snapshot.
 
 Before it sets a document, a writer must know whether a transaction wrote it last. The manifest, which the writer has
-read anyway, lists for each part of the snapshot the hashes of the ids whose record is from the shared log. The hashes of
-the ids that transactions have written since the snapshot are added to them. An id with no such hash needs no lookup. An
-id with such a hash is looked up, so neither a collision of hashes nor a plain record in a newer run makes the answer
+read anyway, lists for each part of the snapshot the hashes of the ids whose record is from the shared log. The hashes
+of the ids that transactions have written since the snapshot are added to them. An id with no such hash needs no lookup.
+An id with such a hash is looked up, so neither a collision of hashes nor a plain record in a newer run makes the answer
 wrong.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import socket
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from opslog.concurrency.switching import short_switch_interval
+from opslog.concurrency.interpreter import collect_rarely, short_switch_interval
 from opslog.doors.access import unread
 from opslog.environment import REAL
 from opslog.errors import UsageError
@@ -22,8 +21,6 @@ from opslog.server.http.connections import Connection, Limits
 from opslog.server.http.faults import FaultyApp
 
 _log = logging.getLogger("opslog.server")
-# How many more objects may be made than freed before Python searches the youngest for garbage: some megabytes.
-_NEW_OBJECTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +85,10 @@ def serve(application: App, address: Address, *, faults: bool = False) -> None:
         ssl_keyfile=address.key,
     )
     listening = _listen(address)
-    _spare_the_collector()
+    collect_rarely()
     # One thread commits and another one answers: without this, Python's usual 5 ms would be most of a commit.
     with short_switch_interval():
         _Server(config, application).run(sockets=[listening])
-
-
-def _spare_the_collector() -> None:
-    """Search for garbage less often.
-
-    By default Python does so when 700 more objects were made than freed. The requests of 64 connections are more than
-    that, so the search took a fifth of the time of an append. It found nothing, since requests leave no reference
-    cycles.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_NEW_OBJECTS, 10, 10)
 
 
 def _http(application: App, address: Address) -> Any:

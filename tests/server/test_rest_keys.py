@@ -1,4 +1,5 @@
-"""Requests that are sent again. With an Idempotency-Key a request is carried out once. Without one it is safe to repeat."""
+"""Requests that are sent again: with an Idempotency-Key one is carried out once; those that take no key may be
+repeated."""
 
 from __future__ import annotations
 

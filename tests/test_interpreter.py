@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import opslog
-from opslog.concurrency import switching
-from opslog.concurrency.switching import short_switch_interval
+from opslog.concurrency import interpreter
+from opslog.concurrency.interpreter import short_switch_interval
 
 USUAL = 0.004
 
@@ -17,7 +17,7 @@ USUAL = 0.004
 @pytest.fixture(autouse=True)
 def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
-        switching, "_INTERVAL", switching._SwitchInterval()
+        interpreter, "_INTERVAL", interpreter._SwitchInterval()
     )  # compactions of simulated processes never end
     before = sys.getswitchinterval()
     sys.setswitchinterval(USUAL)
