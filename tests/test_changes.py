@@ -388,7 +388,7 @@ def test_an_invalid_token_is_refused(url: str) -> None:
     with open_writer(url, "a") as store:
         token = store.changes().token
         for wrong in ("", "x", "ä", token[:-4], token + "AAAA", token[4:], "!" + token[1:]):
-            with pytest.raises(opslog.UsageError, match="is no token of changes"):
+            with pytest.raises(opslog.UsageError, match="is not a token of changes"):
                 store.changes(wrong)
         assert store.changes(token).token == token
 

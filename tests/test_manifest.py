@@ -324,7 +324,7 @@ def test_a_file_that_was_collected_means_again_and_a_lost_one_an_error(backend: 
     def lost(manifest_: Manifest) -> str:
         raise MissingFileError("ops/a/1 is missing", "ops/a/1")
 
-    with pytest.raises(CorruptError, match="manifest 2 needs what is not there: ops/a/1 is missing") as caught:
+    with pytest.raises(CorruptError, match="manifest 2 needs a file that was lost: ops/a/1 is missing") as caught:
         store.read_consistently(store.newest, lost)
     assert caught.value.path == "ops/a/1"
 

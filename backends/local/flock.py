@@ -121,9 +121,7 @@ def try_again(held: forking.Descriptor, full: str) -> bool:
 
 
 def _refused(full: str, error: Exception) -> WriteFailedError:
-    return WriteFailedError(
-        f"{full} cannot be locked: {error}; does this filesystem support flock? Keep the store on one that does"
-    )
+    return WriteFailedError(f"{full} cannot be locked: {error}. Keep the store on a filesystem that supports flock")
 
 
 def unlock(held: forking.Descriptor) -> None:

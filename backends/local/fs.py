@@ -562,7 +562,7 @@ class FsBackend(forking.ProcessBound):
 
     def _name_error(self, full: str, error: OSError) -> OpslogError | None:
         if error.errno == errno.ENAMETOOLONG:
-            return InvalidNameError(f"{full} is too long a name for this filesystem: {posix.explain(error)}")
+            return InvalidNameError(f"the name {full} is too long for this filesystem: {posix.explain(error)}")
         return None
 
 

@@ -407,7 +407,7 @@ class FsAppender(forking.BoundAppender):
                 segment.close()
         holder = "a process whose lock file was removed"
         raise AgentBusyError(
-            f"agent {self._agent!r} of {self._backend.url} is in use by {holder}, and which still has {full} locked: "
+            f"agent {self._agent!r} of {self._backend.url} is in use by {holder}, which still has {full} locked: "
             "close the store there, end that process, or open under another agent name. Lock files are never stale, "
             "and must not be removed",
             self._agent,

@@ -66,9 +66,8 @@ class Tree:
         """
         if self.is_replaced():
             raise ReopenError(
-                f"another directory stands at {self.path} than the one that was opened: that one was moved away or "
-                "deleted, or a link on the way to it leads elsewhere now. Nothing was changed in either. Close the "
-                "store and open it again"
+                f"another directory stands at {self.path} now: the one that was opened was moved or deleted, or a link "
+                "on the way to it leads elsewhere. Nothing was changed in either. Close the store and open it again"
             )
 
 

@@ -42,5 +42,6 @@ def check(root: str) -> None:
     if names:
         shown = ", ".join(map(repr, names[:_NAMES_SHOWN])) + (", …" if len(names) > _NAMES_SHOWN else "")
         raise InvalidNameError(
-            f"{os.path.abspath(root)} is no store, and has other files: {shown}. Give the store a directory of its own"
+            f"{os.path.abspath(root)} is not a store, and has other files: {shown}. Give the store a directory of "
+            "its own"
         )

@@ -215,7 +215,7 @@ class WriterSession:
                 may_go_on = after <= self.last_segment or not self._in_memory or self._is_sealed(newest)
                 seals = [Seal(newest.ts, self._clock_of_seal(newest), self.agent)] if may_go_on else None
         except OpslogError as error:
-            raise WriteFailedError(f"{fenced.path} exists already, and nobody can say what it is: {error}") from error
+            raise WriteFailedError(f"{fenced.path} exists already, and could not be read: {error}") from error
         if not seals:
             raise fenced
         if after <= self.last_segment:
@@ -277,7 +277,7 @@ class WriterSession:
             cut = self._cut_in(self.freshness.recent())
         except OpslogError as error:
             raise WriteFailedError(
-                f"nothing was written, since nobody can say where the log of agent {self.agent!r} goes on: {error}"
+                f"nothing was written, because it is unknown where the log of agent {self.agent!r} continues: {error}"
             ) from error
         if self._was_taken or cut.last_segment > self.last_segment:
             raise AgentFencedError(
@@ -298,7 +298,7 @@ class WriterSession:
             cut = self._cut_in(self.freshness.recent())
         except OpslogError as error:
             raise CommitUnknownError(
-                f"nobody can say whether segment {position.segment} of agent {self.agent!r} is part of its log: {error}"
+                f"it is unknown whether segment {position.segment} of agent {self.agent!r} is part of its log: {error}"
             ) from error
         if cut.segment > position.segment:
             raise CommitUnknownError(

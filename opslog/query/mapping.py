@@ -97,8 +97,8 @@ def _comparison(path: Path, operator: object, operand: object, place: str) -> Co
             raise Fault("True or False is expected here").in_values(inner)
         return Exists(path) if operand else Not(Exists(path))
     raise Fault(
-        f"there are {_OPERATORS}; the value of a nested field is named by a path ('{path}.{operator}'), and a whole "
-        'object is compared by {"=": {…}}'
+        f"the operators are {_OPERATORS}; to name a nested field, write a path ('{path}.{operator}'), and to compare a "
+        'whole object, write {"=": {…}}'
     ).in_values(inner)
 
 

@@ -166,7 +166,7 @@ def scan_path(text: str, start: int) -> tuple[Path, int]:
     if match := _META.match(text, start):
         if match[1] not in _OF_RECORDS:
             known = ", ".join(f"@{name}" for name in _OF_RECORDS)
-            raise Fault(f'there are {known}; a field whose name begins with @ is written "@…"', start)
+            raise Fault(f'a record has {known}; a field whose name begins with @ is written "@…"', start)
         return Path((), match[1]), match.end()
     name, at = _scan_name(text, start)
     steps: list[Step] = [name]
@@ -204,5 +204,5 @@ def scan_string(text: str, start: int) -> tuple[str, int]:
     try:
         string: str = orjson.loads(match[0])
     except (orjson.JSONDecodeError, UnicodeEncodeError):
-        raise Fault("this is no JSON string: see its escapes and control characters", start) from None
+        raise Fault("this is not a JSON string: check its escapes and control characters", start) from None
     return string, match.end()

@@ -71,7 +71,7 @@ class _Reader:
     def _fault(self, reason: str, at: int | None = None) -> Fault:
         at = self._at if at is None else at
         if self._text[at : at + 1] == "'":
-            reason = 'strings stand in double quotes: "…"'
+            reason = 'write strings in double quotes: "…"'
         return Fault(reason, at)
 
     def _other_word(self) -> str | None:
@@ -187,7 +187,7 @@ class _Reader:
             start = self._at
             name, self._at = scan_string(self._text, start)
             if name in pairs:
-                raise self._fault("this name is there twice", start)
+                raise self._fault("this name occurs twice", start)
             if not self._takes_sign(":"):
                 raise self._fault(": is expected here")
             pairs[name] = self._value()

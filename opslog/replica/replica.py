@@ -291,7 +291,7 @@ class Replica(Following, Generic[T]):
         if self.transactions is None:
             if self.included is not None:
                 raise ReadOnlyError(
-                    f"{self.backend.url} was opened as_of a point in the past: open it without, to write"
+                    f"{self.backend.url} was opened as_of a point in the past: to write, open it without as_of"
                 )
             raise ReadOnlyError(
                 f"{self.backend.url} was opened with read_only=True: to write, open it with an agent name (agent=…), "

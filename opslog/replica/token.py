@@ -103,7 +103,7 @@ class Token(msgspec.Struct, frozen=True):
             return msgspec.json.decode(body, type=cls)
         except (ValueError, TypeError, zlib.error) as error:
             raise UsageError(
-                f"{str(text)[:40]!r} is no token of changes: keep the text of `Changes.token` as it is ({error})"
+                f"{str(text)[:40]!r} is not a token of changes: keep the text of `Changes.token` as it is ({error})"
             ) from error
 
 

@@ -220,7 +220,7 @@ class ManifestStore:
     def lost(self, manifest: Manifest, error: MissingFileError) -> CorruptError:
         """The error for a missing file that no newer manifest explains."""
         return CorruptError(
-            f"{self.backend.url}: manifest {manifest.number} needs what is not there: {error}. Something other than "
+            f"{self.backend.url}: manifest {manifest.number} needs a file that was lost: {error}. Something other than "
             "opslog removed it or cut it short: restore it from a copy; `opslog verify` lists all such places",
             error.path,
         )
@@ -229,7 +229,7 @@ class ManifestStore:
         if has_logs:
             return CorruptError(
                 f"{self.backend.url}: there are logs but no manifest: {MANIFESTS} was removed. Restore it from a "
-                "copy; without it nobody can say what the snapshots and the logs mean together",
+                "copy; without a manifest the snapshots and the logs cannot be put together",
                 MANIFESTS,
             )
         return MissingStoreError(

@@ -78,7 +78,7 @@ def _lines_of(backend: Backend, part: Part, data: bytes) -> Iterator[tuple[bytes
     if sha256(data) != part.sha256:
         for _ in read_blocks(backend, part.path, read_index(backend, part).blocks):
             pass  # raises at the first damaged block
-        raise CorruptError(f"{part.path}: is another file than the manifest names", part.path, 0)
+        raise CorruptError(f"{part.path}: this is not the file that the manifest names", part.path, 0)
     start = 0
     while start < len(data):
         stop = data.find(b"\n", start + _READ_BYTES) + 1 or len(data)
@@ -95,7 +95,7 @@ def read_index(backend: Backend, part: Part) -> Index:
     path = index_path(part.path)
     index = decode_index(backend.read(path), part.path)
     if (index.bytes, index.records, index.sha256) != (part.bytes, part.records, part.sha256):
-        raise CorruptError(f"{path}: is the index of another file than the manifest names", path, 0)
+        raise CorruptError(f"{path}: this is the index of another file than the manifest names", path, 0)
     return index
 
 

@@ -162,7 +162,7 @@ def _faults(commit: Commit, line: bytes) -> Iterator[str]:
         if isinstance(op, Set | SetOp):
             fault = _fault(load_document, bytes(op.data))
             if fault:
-                yield f"the document {op.id!r} cannot be read: {fault}. Restore it from a copy, or set it anew"
+                yield f"the document {op.id!r} cannot be read: {fault}. Restore it from a copy, or set it again"
         elif isinstance(op, Delete | DeleteOp) and op.archived is not None:
             try:
                 check_name(op.archived, "period")
@@ -272,7 +272,7 @@ class FileCheck:
         self.report.error(
             index_path(self.path),
             0,
-            f"{message}. If the data beside it is whole, `opslog verify --repair` makes it anew",
+            f"{message}. If the data beside it is whole, `opslog verify --repair` rebuilds it",
         )
 
     def _check_data(self, size: int | None, after: str | None, manifest: Manifest | None) -> None:

@@ -167,16 +167,16 @@ class _Verification:
             self.report.note(
                 manifest_path(first - 1),
                 None,
-                "it is not there, though older ones are and nothing collected it: it was removed by hand. What is "
-                "older counts as collected: the next garbage collection deletes it",
+                "it is not there, though older ones are and nothing collected it: it was removed by hand. The older "
+                "ones count as collected: the next garbage collection deletes them",
             )
         for number in numbers:
             if number < min(first, newest.oldest) and number in again:
                 self.report.note(
                     manifest_path(number),
                     None,
-                    "it counts as collected: whoever was to delete it was killed, or a delayed write brought it back. "
-                    "The next garbage collection deletes it",
+                    "it counts as collected: a process was killed before it deleted it, or a delayed write brought it "
+                    "back. The next garbage collection deletes it",
                 )
 
     # -- the snapshot
@@ -293,8 +293,8 @@ class _Verification:
                 check.report.note(
                     path,
                     None,
-                    "it has no index: an archiving that is under way, or that a crash ended. Its documents are still "
-                    "in the store, and nobody takes this file for an archive",
+                    "it has no index: it is being written, or a crash ended that. Its documents are still in the "
+                    "store, and nobody reads this file",
                 )
             self.report.add(check.report)
             self.report.archives += "index" in kinds
@@ -324,7 +324,7 @@ class _Verification:
 
 def _missing(rebuildable: bool) -> str:
     if rebuildable:
-        return "it is not there; the data beside it is whole: `opslog verify --repair` makes it anew"
+        return "it is not there; the data beside it is whole: `opslog verify --repair` rebuilds it"
     return "it is not there, and the store needs it: something other than opslog removed it. Restore it from a copy"
 
 

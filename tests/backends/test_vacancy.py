@@ -23,7 +23,7 @@ def test_a_directory_with_other_files_is_refused_by_their_names_and_left_as_it_i
     (tmp_path / "src").mkdir()
     (tmp_path / "setup.py").touch()
     (tmp_path / "README.md").touch()
-    with pytest.raises(opslog.InvalidNameError, match=r"is no store, and has other files: 'setup\.py', 'src'\. Give"):
+    with pytest.raises(opslog.InvalidNameError, match=r"not a store, and has other files: 'setup\.py', 'src'\. Give"):
         opslog.open(url(tmp_path), agent="a")
     with pytest.raises(opslog.NotFoundError):
         opslog.open(url(tmp_path), read_only=True)

@@ -73,7 +73,7 @@ def test_an_invalid_token_is_wrong_usage(opslog: Opslog, root: Path) -> None:
     library.open(root).close()
     answer = opslog("changes", "--since", "5")
     assert (answer.code, answer.out) == (2, "")
-    assert "is no token of changes" in answer.err
+    assert "is not a token of changes" in answer.err
     assert opslog("changes", "--follow", "--limit", "1").code == 2
 
 

@@ -168,7 +168,7 @@ def test_a_mapping_takes_what_typed_documents_are_made_of() -> None:
         ('status = "active" an hours > 3', "                  ^", "and, or, or the end is expected"),
         ("status = 'active'", "         ^", "double quotes"),
         ('status = "active', "         ^", 'no closing "'),
-        (r'status = "\x"', "         ^", "no JSON string"),
+        (r'status = "\x"', "         ^", "not a JSON string"),
         ("status = True", "         ^", "write true"),
         ("status = None", "         ^", "write null"),
         ("status = and", "         ^", 'write "and"'),
@@ -196,7 +196,7 @@ def test_a_mapping_takes_what_typed_documents_are_made_of() -> None:
         ("a. = 3", "  ^", "the name of a field"),
         ("a[x] = 3", " ^", "an item of an array"),
         ("a[-1] = 3", " ^", "an item of an array"),
-        ("@who = 3", "^", "there are @id, @author, @clock, @ts"),
+        ("@who = 3", "^", "a record has @id, @author, @clock, @ts"),
         ("größe 日本 = 3", "      ^", "after größe"),
         ('"日本" x', "       ^", "after 日本"),
         ("a = 1 and", "         ^", "a condition is expected here"),
@@ -230,7 +230,7 @@ def test_of_a_long_text_the_surroundings_are_shown() -> None:
 @pytest.mark.parametrize(
     ("mapping", "place", "reason"),
     [
-        ({"hours": {"~": 3}}, "where['hours']['~']", "there are =, !=, <"),
+        ({"hours": {"~": 3}}, "where['hours']['~']", "the operators are =, !=, <"),
         ({"by": {"team": 7}}, "where['by']['team']", "'by.team'"),
         ({"by": {}}, "where['by']", '{"=": {}}'),
         ({"a": [1, {2}]}, "", ""),
