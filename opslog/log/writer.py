@@ -486,7 +486,7 @@ class LogWriter:
 
 def _not_applied(pendings: list[Pending]) -> Iterator[Commit]:
     """The commits that are not in memory yet. Each is noted as applied when it is taken: if an exception ends the
-    taking after that, the memory has to be loaded anew."""
+    taking after that, the memory has to be loaded again."""
     for pending in pendings:
         if not pending.applied:
             pending.applied = True

@@ -142,7 +142,7 @@ class Documents:
         return {name: self._record_columns[name] for name in wanted}
 
     def _data(self) -> pa.ChunkedArray:
-        """The documents' text exactly as it is stored; DuckDB would format it anew."""
+        """The documents' text exactly as it is stored; DuckDB would format it differently."""
         return data_column(
             record.data
             for chunk in self._lines.chunks

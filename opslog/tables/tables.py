@@ -103,7 +103,7 @@ class Tables(Generic[T]):
             return self._current().table(names, sort=sort)
         except (duckdb.Error, pa.ArrowInvalid):
             for _ in self._replica.records():
-                """Raises an error with file and offset if the stored data is damaged."""
+                pass  # raises an error with file and offset if the stored data is damaged
             raise
 
     def _current(self) -> Documents:

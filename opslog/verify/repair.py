@@ -18,7 +18,7 @@ from opslog.format.snapshot import Row, build_archive
 
 
 def repair_all(backend: Backend, indexes: Sequence[Part], garbage: Sequence[str], nonce: str) -> list[str]:
-    """Make the indexes of whole parts anew, and move garbage aside; returns the actions, one sentence each.
+    """Rebuild the indexes of whole parts, and move garbage aside. Returns the actions, one sentence each.
 
     The lock only keeps a compaction from deleting the same garbage at the same time. No process can publish any of
     these files any more, so the repair would be safe without it.

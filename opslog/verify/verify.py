@@ -52,8 +52,8 @@ def verify(
 ) -> Report:
     """Check everything in a store.
 
-    :param repair: make repairs that lose nothing: make block indexes anew from whole parts, and move files that nothing
-        needs aside, into ``removed/``. `Report.repaired` lists these actions, and `Report.problems` has the results of
+    :param repair: make repairs that lose nothing: rebuild block indexes from whole parts, and move files that nothing
+        needs into ``removed/``. `Report.repaired` lists these actions, and `Report.problems` has the results of
         a second check. Logs, manifests and the parts that they name are never touched.
     :param progress: called with (bytes read, bytes to read), from the start again for the check after a repair.
     :param environment: the source of the name of the folder in ``removed/``.
