@@ -13,6 +13,7 @@ import pytest
 
 from opslog.concurrency.background import Worker
 from opslog.errors import WriteFailedError
+from opslog.logs import logger
 from tests.support.waiting import until
 
 
@@ -188,3 +189,10 @@ def test_closing_does_not_wait_for_the_pause_after_a_failure(make: Callable[...,
     worker.close()
     assert worker.wake(), "nobody is to do it instead"
     assert work.runs == 1
+
+
+def test_loggers_have_one_handler_that_prints_nothing() -> None:
+    for _ in range(3):
+        assert logger("log").name == "opslog.log"
+    handlers = logging.getLogger("opslog").handlers
+    assert [type(handler) for handler in handlers].count(logging.NullHandler) == 1

@@ -11,7 +11,6 @@ import pytest
 
 import opslog
 from opslog.backends import Backend, open_backend
-from opslog.backends.places import overlap
 from opslog.bulk.copying import LOCK, check_apart, copy
 from opslog.cli.app import run
 from opslog.errors import RetryError
@@ -231,19 +230,3 @@ def test_a_store_is_not_copied_into_itself_however_that_is_spelled(tmp_path: Pat
     assert sorted(tmp_path.rglob("*")) == before
     with pytest.raises(opslog.UsageError, match="one place"):
         copy(open_backend(root), open_backend(root))
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "are_one"),
-    [
-        ("s3://bucket/x", "s3://bucket/x/", True),
-        ("s3://bucket/x?driver=s3fs", "s3://bucket/x/y", True),
-        ("s3://bucket", "s3://bucket/y", True),
-        ("s3://bucket/x", "s3://bucket/xy", False),
-        ("s3://bucket/x", "/bucket/x", False),
-        ("memory://a", "memory://a", True),
-        ("/tmp/store", "/tmp/store-2", False),
-    ],
-)
-def test_which_places_are_one(one: str, other: str, are_one: bool) -> None:
-    assert overlap(one, other) is overlap(other, one) is are_one

@@ -1,9 +1,8 @@
-"""get, set, delete, undo, ls."""
+"""get, set, delete, undo."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -105,55 +104,6 @@ def test_a_set_keeps_the_schema_version(opslog: Opslog, root: Path) -> None:
     opslog("set", "x", '{"v":"still three"}')
     with library.open(root, read_only=True, version=3) as store:
         assert [record.v for record in store.records()] == [3]
-
-
-class TestLs:
-    DOCUMENTS: dict[str, dict[str, Any]] = {  # noqa: RUF012  (nobody changes it)
-        "a": {"status": "active", "n": 1, "by": {"team": 7}},
-        "b": {"status": "active", "n": True},
-        "c": {"status": "done", "n": None},
-        "d": {"n": "1", "a.b": 1},
-        "e": {"by": 5},
-    }
-
-    @pytest.fixture(autouse=True)
-    def documents(self, root: Path) -> None:
-        with library.open(root) as store:
-            for id, document in reversed(self.DOCUMENTS.items()):
-                store[id] = document
-
-    def test_everything_in_order_of_id(self, opslog: Opslog) -> None:
-        assert opslog("--json", "ls").values == [{"id": id, "data": data} for id, data in self.DOCUMENTS.items()]
-        assert opslog("ls").out.split("\n")[:-1][0] == 'a\t{"status":"active","n":1,"by":{"team":7}}'
-        assert opslog("ls", "--ids").out.split() == [*"abcde"]
-        assert opslog("ls", "--ids", "--json").values == [{"id": id} for id in "abcde"]
-
-    @pytest.mark.parametrize(
-        ("where", "ids"),
-        [
-            (["status=active"], "ab"),
-            (['status="active"'], "ab"),
-            (["n=1"], "a"),
-            (["n=true"], "b"),
-            (['n="1"'], "d"),
-            (["n=null"], "ce"),
-            (["by.team=7"], "a"),
-            (['by={"team":7}'], "a"),
-            (["by.team.x=7"], ""),
-            (["status=active", "n=1"], "a"),
-            (['status=""'], ""),
-            (['status="a=b"'], ""),
-        ],
-    )
-    def test_where(self, opslog: Opslog, where: list[str], ids: str) -> None:
-        options = [text for condition in where for text in ("--where", condition)]
-        assert opslog("ls", "--ids", *options).out.split() == [*ids]
-
-    @pytest.mark.parametrize("where", ["status", "=active", "", "status=", "status=a=b"])
-    def test_invalid_conditions_are_refused(self, opslog: Opslog, where: str) -> None:
-        answer = opslog("ls", "-w", where)
-        assert answer.code == 2
-        assert "is expected here" in answer.err
 
 
 def test_reading_never_makes_a_store(opslog: Opslog, root: Path) -> None:
