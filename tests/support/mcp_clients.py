@@ -15,6 +15,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 
 from opslog.doors.metrics import DoorMetrics
 from opslog.doors.sessions import open_session, session_name
+from opslog.environment import REAL, Environment
 from opslog.mcp.running import Offer, server_of
 from tests.support.waiting import until
 
@@ -59,10 +60,13 @@ async def stdio(url: str, *options: str, mode: str = "auto") -> AsyncIterator[Ca
 
 
 @asynccontextmanager
-async def inside(url: str, mode: str = "auto", **offer: Any) -> AsyncIterator[Calls]:
+async def inside(
+    url: str, mode: str = "auto", *, environment: Environment = REAL, **offer: Any
+) -> AsyncIterator[Calls]:
     """A client of a server in this process."""
     offered = Offer(url=url, **offer)
-    with open_session(url, session_name(offered.agent), read_only=offered.read_only) as store:
+    name = session_name(offered.agent)
+    with open_session(url, name, read_only=offered.read_only, environment=environment) as store:
         async with Client(server_of(offered, store, DoorMetrics()), mode=mode) as client:
             yield Calls(client)
 
