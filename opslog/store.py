@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overloa
 
 from opslog.errors import NotFoundError, OpslogError, SealedError, UsageError
 from opslog.format.commits import Batch, Commit, Set
+from opslog.format.hashes import in_hashes
 from opslog.format.layout import check_name
 from opslog.replica.batch import Block
 from opslog.replica.found import Found
@@ -264,18 +265,31 @@ class Store(MutableMapping[str, T], Generic[T]):
             return
         replica = self._replica
         replica.check_writable()
-        if replica.batches.local.transaction is not None and replica.batches.transaction is not None:
+        if replica.batches.has_transactions and replica.batches.transaction is not None:
             raise UsageError("inside a transaction write through it, or in a batch, which becomes a part of it")
         if (log := replica.log) is None:
             replica.decide_plain(commit)
             return
         if replica.freshness.is_stale:  # as `refresh_if_stale`, without its call
             replica.refresh()
-        while (guards := replica.unguarded(commit)) is not None:
+        guards: int | None = replica.guards
+        if guards:
+            # As `unguarded`, without its calls: they would take a buffered set longer than the answer may cost.
+            state = replica.state
+            shared = None if replica.in_state else state.shared_ids
+            if (
+                shared is None
+                or not (type(commit) is Set and shared.is_complete)
+                or in_hashes(commit.id, shared.hashes)
+                or state.is_torn
+            ):
+                guards = replica.unguarded(commit)
+        while guards is not None:
             try:
                 log.finish(log.queue(commit, guards))
-            except SealedError:
-                continue  # a transaction may have come in between
+            except SealedError:  # a transaction may have come in between
+                guards = replica.unguarded(commit)
+                continue
             break
         else:
             replica.decide_plain(commit)

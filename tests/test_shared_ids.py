@@ -274,7 +274,7 @@ def test_equal_hashes_change_no_answer(tmp_path: Path, monkeypatch: pytest.Monke
     with opslog.open(tmp_path, agent="b", compact_after=None) as store:
         state = replica_of(store).state
         assert not state.guards(["new"])
-        monkeypatch.setattr(shared_ids, "id_hash", lambda id: id_hash("020"))
+        monkeypatch.setattr(shared_ids, "in_hashes", lambda id, hashes: id_hash("020") in hashes)
         assert state.shared_ids is not None
         assert state.shared_ids.may_have("021")
         assert not state.guards(["021", "new"])
@@ -316,27 +316,35 @@ def test_what_an_undo_gives_back_is_guarded_again(tmp_path: Path, gathered: str)
 def test_while_others_transactions_come_in_nobody_takes_a_document_for_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At that moment the count of transactions is already up, and the state does not have them yet."""
+    """Between the moment at which their count is up and the one at which the state has them. Before the first of the two
+    the queue finds that the commit is out of date."""
     commit = Set("", 0, "", "x", msgspec.Raw(b"{}"))
-    seen: list[int | None] = []
+    seen: dict[str, list[int | None]] = {"apply": [], "_apply": []}
     with opslog.open(tmp_path, agent="a") as a, opslog.open(tmp_path, agent="b") as b:
         a["x"] = {}
         b.refresh()
         replica = replica_of(b)
         assert replica.unguarded(commit, at_once=True) is not None
         a.modify("x", lambda document: {"n": 1})
-        apply = State.apply
 
-        def ask(self: State, *arguments: Any) -> None:
-            asking = threading.Thread(target=lambda: seen.append(replica.unguarded(commit, at_once=True)))
-            asking.start()
-            asking.join()
-            apply(self, *arguments)
+        def asking(name: str) -> Callable[..., None]:
+            real = getattr(State, name)
 
-        monkeypatch.setattr(State, "apply", ask)
+            def ask(self: State, *arguments: Any) -> None:
+                thread = threading.Thread(target=lambda: seen[name].append(replica.unguarded(commit, at_once=True)))
+                thread.start()
+                thread.join()
+                real(self, *arguments)
+
+            return ask
+
+        for name in seen:
+            monkeypatch.setattr(State, name, asking(name))
         b.refresh()
         monkeypatch.undo()
-        assert set(seen) == {None}
+        assert seen["apply"]
+        assert replica.guards not in seen["apply"]
+        assert set(seen["_apply"]) == {None}
         assert replica.unguarded(commit) is None
         assert replica.unguarded(Set("", 0, "", "y", msgspec.Raw(b"{}")), at_once=True) is not None
 

@@ -10,12 +10,23 @@ import zlib
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from opslog import kernel
+
 _HASH_BYTES = 4
 
 
 def id_hash(id: str) -> int:
     """The CRC-32 of an id in UTF-8."""
     return zlib.crc32(id.encode())
+
+
+def in_hashes(id: str, hashes: set[int]) -> bool:
+    """Whether an id has one of these hashes."""
+    return id_hash(id) in hashes
+
+
+if kernel.in_hashes is not None:  # which takes a fifth of the time
+    in_hashes = kernel.in_hashes
 
 
 def encode_hashes(hashes: Iterable[int]) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 # What the C file must say of itself. Another number is another build, such as one that an older checkout has left.
-_INTERFACE = 6
+_INTERFACE = 7
 
 try:
     from opslog.kernel import _kernel
@@ -26,6 +26,7 @@ NAME = "C" if IS_USED else "Python"
 encode = _kernel.encode if IS_USED else None
 copy = _kernel.copy if IS_USED else None
 find_document = _kernel.find_document if IS_USED else None
+in_hashes = _kernel.in_hashes if IS_USED else None
 time_text = _kernel.time_text if IS_USED else None
 set_line = _kernel.set_line if IS_USED else None
 scan = _kernel.scan if IS_USED else None

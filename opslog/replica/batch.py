@@ -81,10 +81,12 @@ class Batches:
     """The open batches of all threads. Each thread sees its own.
 
     :ivar local: the batches; `Block` begins and ends them here.
+    :ivar has_transactions: whether a thread was ever in the block of a transaction.
     """
 
     def __init__(self) -> None:
         self.local = _Local()
+        self.has_transactions = False
 
     @property
     def current(self) -> OpenBatch | None:

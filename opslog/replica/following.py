@@ -47,7 +47,6 @@ class Following(Memory):
     :ivar clock: has observed everything that is in memory.
     :ivar news: what others wrote and nobody has asked for yet.
     :ivar freshness: how recent all this is.
-    :ivar guards: how often documents may have become guarded, counted up before the clock observes what guards them.
     :ivar log: the writer of the agent's log, None where nothing is written.
     :ivar compaction: the automatic one.
     :ivar is_closed: whether somebody has begun to close the store.
@@ -80,7 +79,6 @@ class Following(Memory):
         self.clock = LamportClock(state.clock)
         self.news = News(state.cursors)
         self.freshness = Freshness(loader.manifests, environment, state.manifest, read_at)
-        self.guards = 0
         self._refresh_lock = threading.RLock()
         # The threads that are in a block under `_refresh_lock`, or about to enter one.
         self._refreshing: set[int] = set()
@@ -255,6 +253,7 @@ class Following(Memory):
 
     def take_own(self, commits: Sequence[Commit], end: Cursor) -> None:
         """These transactions were appended where the shared log ended, and now it ends here."""
+        self.guards += 1  # also where the state is torn, and does not take them in
         self._take(commits, end, ())
 
     def _reload(self) -> None:

@@ -36,6 +36,7 @@ class InTransaction(Generic[T]):
             raise UsageError("this transaction has begun already: call store.transaction() for each")
         self._deciding = self._replica.deciding_of("transaction")
         made = self._made = self._deciding.begin()
+        self._replica.batches.has_transactions = True
         # A weak reference: if a signal handler prevents ``__exit__``, the block is over when nothing refers to it.
         self._replica.batches.local.transaction = weakref.ref(self)
         return made

@@ -20,14 +20,17 @@ class Memory:
     """The state of an open store in memory. Safe to use from many threads.
 
     :ivar state: the current state, another object after each load. Use `read` to read it.
+    :ivar guards: how often documents may have become guarded. It is increased before the clock observes the commits that
+        guard them. 0 means that no document is guarded: no transaction was ever in this memory or appended from here.
+    :ivar in_state: whether a thread is in a block that reads or changes the state. A caller that holds the lock of these
+        blocks and finds this set is a signal handler that has interrupted its own thread in such a block.
     """
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.guards = int(state.has_transactions)
         self._state_lock = threading.RLock()
-        # Whether a thread is in a block under `_state_lock`. A caller that holds that lock and finds this set is a
-        # signal handler that has interrupted its own thread in such a block.
-        self._in_state = False
+        self.in_state = False
 
     @abstractmethod
     def replace(self, state: State, missing: MissingFileError | None) -> None:
@@ -48,16 +51,16 @@ class Memory:
             with self._state_lock:
                 state = self.state
                 if not state.is_torn:
-                    outer = self._in_state
+                    outer = self.in_state
                     if outer:
                         state.check_idle()
-                    self._in_state = True
+                    self.in_state = True
                     try:
                         return query(state, *args, **kwargs)
                     except MissingFileError as error:
                         missing = error
                     finally:
-                        self._in_state = outer
+                        self.in_state = outer
             self.replace(state, missing)
 
     def winner(self, id: str) -> Record | None:
@@ -68,7 +71,7 @@ class Memory:
         for the rest. A state that was replaced meanwhile loses its winners, and then this returns None. A winner that
         it still has was the winner when the call began.
         """
-        if self._in_state:
+        if self.in_state:
             return None
         state = self.state
         winner = state.winners.get(id)
@@ -82,24 +85,25 @@ class Memory:
         """Call a function on the state, while no other thread reads or changes it, and return its result. The state may
         be torn."""
         with self._state_lock:
-            outer, self._in_state = self._in_state, True
+            outer, self.in_state = self.in_state, True
             try:
                 return call(self.state)
             finally:
-                self._in_state = outer
+                self.in_state = outer
 
     def apply(self, commits: Iterable[Commit]) -> None:
         """Apply the next commits of the store's own log. If an exception ends this early, the state is torn."""
         with self._state_lock:  # as `change`, without its two calls: every buffered set passes here
-            outer, self._in_state = self._in_state, True
+            outer, self.in_state = self.in_state, True
             try:
                 self.state.apply(commits)
             finally:
-                self._in_state = outer
+                self.in_state = outer
 
     def invalidate(self) -> None:
         """Mark the state as torn: it has to be loaded again before anybody reads it."""
         with self._state_lock:
+            self.guards += 1  # the log may have transactions that memory does not have
             self.state.is_torn = True
 
     def check_not_in_state(self) -> None:
@@ -107,10 +111,10 @@ class Memory:
 
         :raises UsageError: called by a signal handler that interrupted its own thread in the state.
         """
-        if not self._in_state:
+        if not self.in_state:
             return  # no thread is in the state, so this one is not
         with self._state_lock:
-            if self._in_state:
+            if self.in_state:
                 raise UsageError(
                     "this call came while the same thread was in another call of this store, as the handler of a "
                     "signal does: let the handler set a flag, and make the call after it has returned"

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
-from zlib import crc32
 
 import msgspec
 import orjson
@@ -190,7 +189,7 @@ class Replica(Following, Generic[T]):
             written = self.record(id)
             return None if written is None else self.schema.decode(written)
         try:
-            if not self._in_state:  # as `winner`, without its call
+            if not self.in_state:  # as `winner`, without its call
                 state, decoded = self.state, self.decoded
                 lines = state.lines
                 if find_document is None:
@@ -241,7 +240,7 @@ class Replica(Following, Generic[T]):
         itself."""
         id = record.id
         with self._state_lock:
-            if self._in_state or self.state is not state or state.is_torn or state.winners.get(id) is not winner:
+            if self.in_state or self.state is not state or state.is_torn or state.winners.get(id) is not winner:
                 return document
             self.decoded.keep(id, winner, document, len(record.data))
             own: T | None = self.decoded.find(id, winner)
@@ -284,7 +283,7 @@ class Replica(Following, Generic[T]):
         :raises ReadOnlyError: the store was opened for reading.
         """
         self.check_open()
-        if self._in_state:
+        if self.in_state:
             self.check_not_in_state()
         if call is not None:
             self.batches.check_none(call)
@@ -350,16 +349,15 @@ class Replica(Following, Generic[T]):
         :param at_once: return None also if the answer would take a lookup or have to wait.
         """
         guards = self.guards
+        if not guards:
+            return guards
         # Without a lock. A thread that changes the state also increases `guards`. So either this sees the state as it
         # was at this count, or the count differs when the commit is queued, and this is checked again.
-        if not self._in_state:
+        if not self.in_state:
             state = self.state
             shared = state.shared_ids
             if shared is None:
                 is_plain = TRANSACTIONS not in state.cursors
-            elif type(commit) is Set and shared.is_complete:
-                # As `may_have`, without its calls: they would take a buffered set longer than the answer may cost.
-                is_plain = crc32(commit.id.encode()) not in shared.hashes
             else:
                 is_plain = not any(shared.may_have(record.id) for record in commit.records)
             if is_plain and not state.is_torn:
