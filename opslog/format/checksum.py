@@ -39,7 +39,7 @@ _SHORT_BYTES = 4096
 _CHUNK_BYTES = 4096
 
 
-def crc32(data: bytes) -> str:
+def crc32(data: bytes | memoryview) -> str:
     """The CRC-32 as 8 hexadecimal digits."""
     value = 0
     for start in range(0, len(data), _CHUNK_BYTES):

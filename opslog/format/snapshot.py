@@ -256,7 +256,7 @@ def decode_index(data: bytes, data_path: str) -> Index:
     return index
 
 
-def check_block(data: bytes, block: Block, path: str) -> None:
+def check_block(data: bytes | memoryview, block: Block, path: str) -> None:
     """:raises CorruptError: the file `path` was written with other bytes in this block."""
     if len(data) != block.length or crc32(data) != block.crc32:
         raise CorruptError(

@@ -532,13 +532,35 @@ static const struct {
 } TS_PARTS[] = {{0, 4, 14}, {5, 2, 4}, {8, 2, 5}, {11, 2, 5}, {14, 2, 6}, {17, 2, 6}, {20, 6, 20}};
 static const char TS_FORM[] = "0000-00-00T00:00:00.000000Z";
 
+/* Whether these TS_LENGTH bytes have the form of a time. */
 static int
-read_ts(Bytes at, uint64_t *ts)
+is_ts(Bytes at)
 {
+#if defined(__SSE2__)
+    /* Less the first one that may be there, each byte is at most 9, or 0. */
+    const __m128i first = _mm_loadu_si128((const __m128i *)TS_FORM), last = _mm_loadu_si128((const __m128i *)(TS_FORM + 11)),
+                  zero = _mm_set1_epi8('0'), nine = _mm_set1_epi8(9);
+    __m128i one = _mm_sub_epi8(_mm_loadu_si128((const __m128i *)at), first);
+    __m128i other = _mm_sub_epi8(_mm_loadu_si128((const __m128i *)(at + 11)), last);
+    one = _mm_subs_epu8(one, _mm_and_si128(_mm_cmpeq_epi8(first, zero), nine));
+    other = _mm_subs_epu8(other, _mm_and_si128(_mm_cmpeq_epi8(last, zero), nine));
+    return _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_or_si128(one, other), _mm_setzero_si128())) == 0xFFFF;
+#else
     for (int index = 0; index < TS_LENGTH; index++) {
         if (TS_FORM[index] == '0' ? !is_digit(at[index]) : at[index] != (unsigned char)TS_FORM[index]) {
             return 0;
         }
+    }
+    return 1;
+#endif
+}
+
+/* Whether these bytes are a time whose parts fit in their bits. */
+static int
+read_ts(Bytes at, uint64_t *ts)
+{
+    if (!is_ts(at)) {
+        return 0;
     }
     uint64_t packed = 0;
     for (size_t part = 0; part < sizeof(TS_PARTS) / sizeof(TS_PARTS[0]); part++) {
@@ -594,11 +616,12 @@ read_text(Bytes at, Bytes end, Text *text)
     return at;
 }
 
-/* What each line begins with: ts and clock. Where its agent begins, behind the quote; NULL: it has another form. */
+/* What each line begins with: ts and clock. Where its agent begins, behind the quote; NULL: it has another form.
+ * :param ts: NULL: it is not needed. */
 static Bytes
 read_times(Bytes at, Bytes end, uint64_t *ts, uint64_t *clock)
 {
-    if ((at = SKIP(at, end, "{\"ts\":\"")) == NULL || end - at < TS_LENGTH || !read_ts(at, ts)
+    if ((at = SKIP(at, end, "{\"ts\":\"")) == NULL || end - at < TS_LENGTH || !(ts == NULL ? is_ts(at) : read_ts(at, ts))
         || (at = SKIP(at + TS_LENGTH, end, "\",\"clock\":")) == NULL || (at = read_number(at, end, clock)) == NULL) {
         return NULL;
     }
@@ -610,10 +633,9 @@ read_times(Bytes at, Bytes end, uint64_t *ts, uint64_t *clock)
 static Bytes
 read_signature(Bytes at, Bytes end, uint64_t *clock, Text *agent)
 {
-    uint64_t ts;
     Text text;
     Bytes next;
-    if ((at = read_times(at, end, &ts, clock)) == NULL || (at = read_text(at, end, agent)) == NULL
+    if ((at = read_times(at, end, NULL, clock)) == NULL || (at = read_text(at, end, agent)) == NULL
         || ((next = SKIP(at, end, ",\"by\":\"")) != NULL && (at = read_text(next, end, &text)) == NULL)
         || ((next = SKIP(at, end, ",\"tx\":\"")) != NULL && (at = read_text(next, end, &text)) == NULL)) {
         return NULL;
@@ -1972,9 +1994,30 @@ typedef struct {
     uint64_t version;
 } Asked;
 
-/* A document's fields, each a new reference; NULL where it has none of this name. */
+/* Takes over the names in a tuple, which must outlive `asked`. 0: there are too many, or no document can have one, or an
+ * exception was raised. */
+static int
+set_names(Asked *asked, PyObject *names)
+{
+    asked->count = (size_t)PyTuple_Size(names);
+    if (asked->count > FIELDS_MAX) {
+        return 0;
+    }
+    for (size_t index = 0; index < asked->count; index++) {
+        Py_ssize_t length;
+        asked->names[index].at = (Bytes)utf8_of(PyTuple_GetItem(names, (Py_ssize_t)index), &length);
+        if (asked->names[index].at == NULL) {
+            return 0;
+        }
+        asked->names[index].length = (size_t)length;
+    }
+    return 1;
+}
+
+/* A document's fields, in `values` as new references, or in `texts` as they are written, or in neither; NULL where it has none
+ * of this name. */
 static Bytes
-read_document(Bytes at, Bytes end, const Asked *asked, Known *known, PyObject **values)
+read_document(Bytes at, Bytes end, const Asked *asked, Known *known, PyObject **values, Text *texts)
 {
     known->count = 0;
     if (at == end || *at != '{') {
@@ -1992,25 +2035,30 @@ read_document(Bytes at, Bytes end, const Asked *asked, Known *known, PyObject **
         while (index < asked->count && !is_named(&asked->names[index], name.at, name.length)) {
             index++;
         }
-        at = read_value(at, end, 1, known, index < asked->count ? &values[index] : NULL);
+        int is_asked = index < asked->count;
+        Bytes start = at;
+        at = read_value(at, end, 1, known, is_asked && values != NULL ? &values[index] : NULL);
         if (at == NULL || at == end) {
             return NULL;
+        }
+        if (is_asked && texts != NULL) {
+            texts[index] = (Text){start, (size_t)(at - start)};
         }
     } while (*at == ',');
     return *at == '}' ? at + 1 : NULL;
 }
 
-/* The id and the fields of a set of the usual form, of any agent or transaction, in a line without its newline. Those that
- * it has are new references, also where it returns 0. */
+/* The id and the fields of a set of the usual form, of any agent or transaction, in a line without its newline: as of
+ * `read_document`, also where it returns 0. */
 static int
-read_set_fields(Bytes at, Bytes end, const Asked *asked, Known *known, Text *id, PyObject **values)
+read_set_fields(Bytes at, Bytes end, const Asked *asked, Known *known, Text *id, PyObject **values, Text *texts)
 {
     uint64_t clock, version = 1;
     Text agent;
     if ((at = read_signature(at, end, &clock, &agent)) == NULL
         || (at = SKIP(at, end, ",\"op\":\"set\",\"id\":\"")) == NULL || (at = read_text(at, end, id)) == NULL
         || (at = SKIP(at, end, ",\"data\":")) == NULL
-        || (at = read_document(at, end, asked, known, values)) == NULL) {
+        || (at = read_document(at, end, asked, known, values, texts)) == NULL) {
         return 0;
     }
     Bytes next = SKIP(at, end, ",\"v\":");
@@ -2045,18 +2093,13 @@ fields(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "SO!KO:fields", &lines, &PyTuple_Type, &names, &version, &missing)) {
         return NULL;
     }
-    Asked asked = {.count = (size_t)PyTuple_Size(names), .version = version};
+    Asked asked = {.version = version};
     Bytes base = (Bytes)PyBytes_AsString(lines), end = base + PyBytes_Size(lines);
-    if (asked.count > FIELDS_MAX || base == end || end[-1] != '\n') {
+    if (base == end || end[-1] != '\n') {
         Py_RETURN_NONE;
     }
-    for (size_t index = 0; index < asked.count; index++) {
-        Py_ssize_t length;
-        asked.names[index].at = (Bytes)utf8_of(PyTuple_GetItem(names, (Py_ssize_t)index), &length);
-        if (asked.names[index].at == NULL) {
-            return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-        }
-        asked.names[index].length = (size_t)length;
+    if (!set_names(&asked, names)) {
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     }
     PyObject *result = NULL, *ids = PyList_New(0), *others = PyList_New(0);
     PyObject *columns = PyList_New((Py_ssize_t)asked.count);
@@ -2075,7 +2118,7 @@ fields(PyObject *module, PyObject *args)
         newline = memchr(at, '\n', (size_t)(end - at)); /* there is one: the last byte is one */
         PyObject *values[FIELDS_MAX] = {NULL};
         Text id;
-        int is_set = read_set_fields(at, newline, &asked, &known, &id, values), failed = PyErr_Occurred() != NULL;
+        int is_set = read_set_fields(at, newline, &asked, &known, &id, values, NULL), failed = PyErr_Occurred() != NULL;
         if (!failed) {
             failed = is_set ? append(ids, string_of(id)) : append(others, PyLong_FromSsize_t(line));
         }
@@ -2096,6 +2139,427 @@ done:
     Py_XDECREF(columns);
     Py_XDECREF(others);
     return result;
+}
+
+/* -- records of a snapshot ----------------------------------------------------------------------------------------- */
+
+/* The id of a record of a snapshot in the form that Python writes; the rest of the line is not read. Whether it is one. */
+static int
+read_id(Bytes at, Bytes end, Text *id)
+{
+    uint64_t clock;
+    Text agent;
+    Bytes next;
+    if ((at = read_signature(at, end, &clock, &agent)) == NULL) {
+        return 0;
+    }
+    return ((next = SKIP(at, end, ",\"op\":\"set\",\"id\":\"")) != NULL
+            || (next = SKIP(at, end, ",\"op\":\"delete\",\"id\":\"")) != NULL)
+        && read_text(next, end, id) != NULL;
+}
+
+/* -- columns of tables --------------------------------------------------------------------------------------------- */
+
+/* What the values of a column are, null apart: one bit each. A long integer may not equal any float. */
+enum { IS_STRING = 1, IS_INTEGER = 2, IS_LONG_INTEGER = 4, IS_FLOAT = 8, IS_BOOLEAN = 16, IS_CONTAINER = 32 };
+#define FLOAT_DIGITS_MAX 15
+
+static int
+kind_of(Text value)
+{
+    if (value.at == NULL || *value.at == 'n') {
+        return 0;
+    }
+    switch (*value.at) {
+    case '"':
+        return IS_STRING;
+    case 't':
+    case 'f':
+        return IS_BOOLEAN;
+    case '{':
+    case '[':
+        return IS_CONTAINER;
+    }
+    for (size_t index = 0; index < value.length; index++) {
+        if (value.at[index] == '.' || (value.at[index] | 0x20) == 'e') {
+            return IS_FLOAT;
+        }
+    }
+    return value.length - (*value.at == '-') > FLOAT_DIGITS_MAX ? IS_LONG_INTEGER : IS_INTEGER;
+}
+
+static char *
+put_character(char *to, unsigned int code)
+{
+    if (code < 0x80) {
+        *to++ = (char)code;
+    } else if (code < 0x800) {
+        *to++ = (char)(0xC0 | code >> 6);
+        *to++ = (char)(0x80 | (code & 0x3F));
+    } else {
+        *to++ = (char)(0xE0 | code >> 12);
+        *to++ = (char)(0x80 | (code >> 6 & 0x3F));
+        *to++ = (char)(0x80 | (code & 0x3F));
+    }
+    return to;
+}
+
+/* The characters of a string that `skip_string` has checked, without its quotes. They take no more bytes than they have in it. */
+static char *
+put_string(char *to, Text string)
+{
+    Bytes at = string.at + 1, end = string.at + string.length - 1;
+    while (at < end) {
+        Bytes escape = memchr(at, '\\', (size_t)(end - at));
+        size_t plain = (size_t)((escape == NULL ? end : escape) - at);
+        to = put(to, (const char *)at, plain);
+        if (escape == NULL) {
+            break;
+        }
+        if (escape[1] == 'u') {
+            unsigned int code = 0;
+            for (int index = 2; index < 6; index++) {
+                code = code * 16 + (unsigned int)hex_value(escape[index]);
+            }
+            to = put_character(to, code);
+            at = escape + 6;
+        } else {
+            static const char ESCAPES[] = "b\bf\fn\nr\rt\t";
+            const char *known = strchr(ESCAPES, escape[1]);
+            *to++ = known == NULL ? (char)escape[1] : known[1];
+            at = escape + 2;
+        }
+    }
+    return to;
+}
+
+static int64_t
+integer_of(Text number)
+{
+    int64_t value = 0;
+    int is_negative = *number.at == '-';
+    for (size_t index = (size_t)is_negative; index < number.length; index++) {
+        value = value * 10 + (number.at[index] - '0');
+    }
+    return is_negative ? -value : value;
+}
+
+/* A column in the making: the texts of its values, `step` apart, and what they become, in the form of Arrow. */
+typedef struct {
+    const Text *texts;
+    size_t step;
+    int kinds;
+    size_t nulls, text_bytes;
+    PyObject *offsets, *data, *valid;
+} Column;
+
+static void
+measure_column(Column *column, size_t rows)
+{
+    for (size_t row = 0; row < rows; row++) {
+        Text value = column->texts[row * column->step];
+        int kind = kind_of(value);
+        column->kinds |= kind;
+        column->nulls += !kind;
+        column->text_bytes += kind ? value.length : 0;
+    }
+}
+
+/* What the column is in Arrow; NULL: there is no value, or they are of several kinds. */
+static const char *
+column_type(const Column *column)
+{
+    switch (column->kinds) {
+    case IS_STRING:
+        return "string";
+    case IS_INTEGER:
+    case IS_LONG_INTEGER:
+    case IS_INTEGER | IS_LONG_INTEGER:
+        return "integer";
+    case IS_FLOAT:
+    case IS_FLOAT | IS_INTEGER:
+        return "number";
+    case IS_BOOLEAN:
+        return "boolean";
+    }
+    return NULL;
+}
+
+static size_t
+bitmap_bytes(size_t rows)
+{
+    return (rows + 7) / 8;
+}
+
+static PyObject *
+zeros(size_t count)
+{
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count);
+    if (bytes != NULL) {
+        memset(PyBytes_AsString(bytes), 0, count);
+    }
+    return bytes;
+}
+
+/* Makes room for what `fill_column` writes. Whether there was some. */
+static int
+begin_column(Column *column, size_t rows)
+{
+    int has_text = column->kinds & (IS_STRING | IS_FLOAT);
+    size_t data = has_text ? column->text_bytes : column->kinds == IS_BOOLEAN ? bitmap_bytes(rows) : rows * sizeof(int64_t);
+    column->data = zeros(data);
+    column->offsets = has_text ? zeros((rows + 1) * sizeof(int32_t)) : Py_NewRef(Py_None);
+    column->valid = column->nulls ? zeros(bitmap_bytes(rows)) : Py_NewRef(Py_None);
+    return column->data != NULL && column->offsets != NULL && column->valid != NULL;
+}
+
+static void
+fill_column(Column *column, size_t rows, char *data, int32_t *offsets, char *valid)
+{
+    char *to = data;
+    for (size_t row = 0; row < rows; row++) {
+        Text value = column->texts[row * column->step];
+        if (kind_of(value)) {
+            char bit = (char)(1 << row % 8);
+            if (column->nulls) {
+                valid[row / 8] |= bit;
+            }
+            if (column->kinds == IS_STRING) {
+                to = put_string(to, value);
+            } else if (column->kinds & IS_FLOAT) {
+                to = put(to, (const char *)value.at, value.length);
+            } else if (column->kinds & (IS_INTEGER | IS_LONG_INTEGER)) {
+                int64_t number = integer_of(value);
+                memcpy(data + row * sizeof(number), &number, sizeof(number));
+            } else if (*value.at == 't') {
+                data[row / 8] |= bit;
+            }
+        }
+        if (offsets != NULL) {
+            offsets[row + 1] = (int32_t)(to - data);
+        }
+    }
+}
+
+static char *
+bytes_or_null(PyObject *bytes)
+{
+    return bytes == Py_None ? NULL : PyBytes_AsString(bytes);
+}
+
+PyDoc_STRVAR(columns_doc,
+"columns(lines, names)\n--\n\n"
+"Some fields at the top of the documents that are set in whole lines of a snapshot, each as a column of Arrow:\n"
+"(type, offsets, data, valid), where type is\n\n"
+"    string      offsets of 32 bits; data is UTF-8\n"
+"    number      the same with the texts of the numbers: of floats, and of integers of at most 15 digits\n"
+"    integer     data is integers of 64 bits, which have at most 18 digits; offsets is None\n"
+"    boolean     data is one bit each; offsets is None\n"
+"    None        no document has a value but null, and the others are None, too\n\n"
+"and valid is one bit each, 0 for null and for a missing field; None: there is no null. The column is None where its values\n"
+"are of several of these types, or objects or arrays.\n\n"
+":param lines: a buffer of less than 2 GiB.\n"
+":returns: None where `fields` would leave a line to Python, or what is given.");
+
+static PyObject *
+columns(PyObject *module, PyObject *args)
+{
+    Py_buffer buffer;
+    PyObject *names, *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*O!:columns", &buffer, &PyTuple_Type, &names)) {
+        return NULL;
+    }
+    Asked asked = {0};
+    Column found[FIELDS_MAX] = {{0}};
+    Text *texts = NULL;
+    size_t rows = 0;
+    Bytes base = buffer.buf, end = base + buffer.len;
+    if (base == end || buffer.len > INT32_MAX || end[-1] != '\n' || !set_names(&asked, names) || asked.count == 0) {
+        result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+        goto done;
+    }
+    int is_usual = 1, has_memory = 1;
+    Py_BEGIN_ALLOW_THREADS
+    for (Bytes at = base; at < end; at = (Bytes)memchr(at, '\n', (size_t)(end - at)) + 1) {
+        rows++;
+    }
+    has_memory = (texts = calloc(rows * asked.count, sizeof(Text))) != NULL;
+    Known known;
+    Text *next = texts;
+    for (Bytes at = base, newline; has_memory && is_usual && at < end; at = newline + 1, next += asked.count) {
+        Text id;
+        newline = memchr(at, '\n', (size_t)(end - at));
+        is_usual = read_set_fields(at, newline, &asked, &known, &id, NULL, next);
+    }
+    for (size_t index = 0; has_memory && is_usual && index < asked.count; index++) {
+        found[index].texts = texts + index;
+        found[index].step = asked.count;
+        measure_column(&found[index], rows);
+    }
+    Py_END_ALLOW_THREADS
+    if (!has_memory) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if (!is_usual) {
+        result = Py_NewRef(Py_None);
+        goto done;
+    }
+    PyObject *list = PyList_New((Py_ssize_t)asked.count);
+    for (size_t index = 0; list != NULL && index < asked.count; index++) {
+        Column *column = &found[index];
+        const char *type = column_type(column);
+        PyObject *item;
+        if (type == NULL) {
+            item = column->kinds ? Py_NewRef(Py_None) : Py_BuildValue("(OOOO)", Py_None, Py_None, Py_None, Py_None);
+        } else if (begin_column(column, rows)) {
+            char *data = PyBytes_AsString(column->data), *valid = bytes_or_null(column->valid);
+            int32_t *offsets = (int32_t *)bytes_or_null(column->offsets);
+            Py_BEGIN_ALLOW_THREADS
+            fill_column(column, rows, data, offsets, valid);
+            Py_END_ALLOW_THREADS
+            item = Py_BuildValue("(sOOO)", type, column->offsets, column->data, column->valid);
+        } else {
+            item = NULL;
+        }
+        if (item == NULL || PyList_SetItem(list, (Py_ssize_t)index, item) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    result = list;
+done:
+    for (size_t index = 0; index < asked.count && index < FIELDS_MAX; index++) {
+        Py_XDECREF(found[index].data);
+        Py_XDECREF(found[index].offsets);
+        Py_XDECREF(found[index].valid);
+    }
+    free(texts);
+    PyBuffer_Release(&buffer);
+    return result;
+}
+
+/* A line with an id that `read_id` finds is longer. */
+#define LINE_BYTES_MIN 64
+
+/* The id of a line, and where the line stops, behind its newline. */
+typedef struct {
+    Text id;
+    Bytes stop;
+} Split;
+
+PyDoc_STRVAR(split_doc,
+"split(lines)\n--\n\n"
+"Where whole lines of a snapshot begin, and the id of each, as columns of Arrow: (offsets of the lines, offsets of the ids, the\n"
+"ids). Offsets have 32 bits, and there is one more than lines. Nothing behind an id is read.\n\n"
+":returns: None where a line has not the usual form, or where this is no text of less than 2 GiB.");
+
+static PyObject *
+split(PyObject *module, PyObject *args)
+{
+    Py_buffer buffer;
+    if (!PyArg_ParseTuple(args, "y*:split", &buffer)) {
+        return NULL;
+    }
+    PyObject *result = NULL, *starts = NULL, *id_starts = NULL, *data = NULL;
+    Split *found = NULL;
+    Bytes base = buffer.buf, end = base + buffer.len;
+    if (base == end || buffer.len > INT32_MAX || end[-1] != '\n') {
+        result = Py_NewRef(Py_None);
+        goto done;
+    }
+    size_t rows = 0, room = (size_t)buffer.len / LINE_BYTES_MIN + 1, id_bytes = 0;
+    int is_usual = 1;
+    Py_BEGIN_ALLOW_THREADS
+    found = malloc(room * sizeof(Split));
+    for (Bytes at = base; found != NULL && at < end; rows++) {
+        Split *line = &found[rows];
+        if (!read_id(at, end, &line->id)) { /* in this line, since no string has a newline */
+            is_usual = 0;
+            break;
+        }
+        id_bytes += line->id.length;
+        at = line->stop = (Bytes)memchr(line->id.at, '\n', (size_t)(end - line->id.at)) + 1;
+    }
+    Py_END_ALLOW_THREADS
+    if (found == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if (!is_usual) {
+        result = Py_NewRef(Py_None);
+        goto done;
+    }
+    starts = zeros((rows + 1) * sizeof(int32_t));
+    id_starts = zeros((rows + 1) * sizeof(int32_t));
+    data = zeros(id_bytes);
+    if (starts == NULL || id_starts == NULL || data == NULL) {
+        goto done;
+    }
+    int32_t *line_offsets = (int32_t *)PyBytes_AsString(starts), *id_offsets = (int32_t *)PyBytes_AsString(id_starts);
+    char *first = PyBytes_AsString(data), *to = first;
+    for (size_t row = 0; row < rows; row++) {
+        to = put(to, (const char *)found[row].id.at, found[row].id.length);
+        id_offsets[row + 1] = (int32_t)(to - first);
+        line_offsets[row + 1] = (int32_t)(found[row].stop - base);
+    }
+    result = Py_BuildValue("(OOO)", starts, id_starts, data);
+done:
+    Py_XDECREF(starts);
+    Py_XDECREF(id_starts);
+    Py_XDECREF(data);
+    free(found);
+    PyBuffer_Release(&buffer);
+    return result;
+}
+
+/* -- lookups in a snapshot ----------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(find_line_doc,
+"find_line(buffer, start, stop, id)\n--\n\n"
+"The line of an id, without its newline, among the lines of a snapshot from byte `start` to byte `stop` of a buffer, which are\n"
+"in order of id. Empty where none has this id; None where a line on the way to it has not the usual form.");
+
+static PyObject *
+find_line(PyObject *module, PyObject *args)
+{
+    Py_buffer buffer;
+    Py_ssize_t start, stop, length;
+    PyObject *id, *found = NULL;
+    if (!PyArg_ParseTuple(args, "y*nnU:find_line", &buffer, &start, &stop, &id)) {
+        return NULL;
+    }
+    const char *wanted = utf8_of(id, &length);
+    if (wanted == NULL || start < 0 || start > stop || stop > buffer.len) {
+        found = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+        goto done;
+    }
+    /* The line, if there is one, begins from `low` on and before `high`; a line does begin at `low`. */
+    Bytes base = buffer.buf, low = base + start, high = base + stop, end = high;
+    while (low < high) {
+        Bytes at = low + (high - low) / 2;
+        at = at == low ? low : memchr(at - 1, '\n', (size_t)(high - at + 1));
+        at = at == NULL || at == low || at + 1 >= high ? low : at + 1; /* the first line of the second half, or of all */
+        Bytes newline = memchr(at, '\n', (size_t)(end - at));
+        Text other;
+        if (newline == NULL || !read_id(at, newline, &other)) {
+            found = Py_NewRef(Py_None);
+            goto done;
+        }
+        int order = compare_texts(wanted, (size_t)length, other.at, other.length);
+        if (order == 0) {
+            found = PyBytes_FromStringAndSize((const char *)at, newline - at);
+            goto done;
+        }
+        if (order < 0) {
+            high = at;
+        } else {
+            low = newline + 1;
+        }
+    }
+    found = PyBytes_FromStringAndSize(NULL, 0);
+done:
+    PyBuffer_Release(&buffer);
+    return found;
 }
 
 /* -- compaction --------------------------------------------------------------------------------------------------- */
@@ -3111,6 +3575,9 @@ static PyMethodDef methods[] = {
     {"scan", scan, METH_VARARGS, scan_doc},
     {"rows", rows, METH_VARARGS, rows_doc},
     {"fields", fields, METH_VARARGS, fields_doc},
+    {"split", split, METH_VARARGS, split_doc},
+    {"columns", columns, METH_VARARGS, columns_doc},
+    {"find_line", find_line, METH_VARARGS, find_line_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,5 +1,6 @@
 """What the C file has."""
 
+import mmap
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -70,3 +71,8 @@ def scan(chunk: bytes, agent: str, /) -> tuple[Sets, list[tuple[int, int, int, i
 def fields(
     lines: bytes, names: tuple[str, ...], version: int, missing: object, /
 ) -> tuple[list[str], list[list[Any]], list[int]] | None: ...
+def find_line(buffer: bytes | mmap.mmap, start: int, stop: int, id: str, /) -> bytes | None: ...
+def columns(
+    lines: bytes | memoryview, names: tuple[str, ...], /
+) -> list[tuple[str | None, bytes | None, bytes | None, bytes | None] | None] | None: ...
+def split(lines: bytes | memoryview, /) -> tuple[bytes, bytes, bytes] | None: ...

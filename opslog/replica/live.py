@@ -28,7 +28,7 @@ class Layers(msgspec.Struct, frozen=True):
     :ivar above: for each document that was written since, the record that counts.
     """
 
-    lines: Iterator[bytes]
+    lines: Iterator[bytes | memoryview]
     has_tombstones: bool
     above: dict[str, Record]
 

@@ -20,10 +20,11 @@ class Memory:
     """The state of an open store in memory. Safe to use from many threads.
 
     :ivar state: the current state, another object after each load. Use `read` to read it.
-    :ivar guards: how often documents may have become guarded. It is increased before the clock observes the commits that
-        guard them. 0 means that no document is guarded: no transaction was ever in this memory or appended from here.
-    :ivar in_state: whether a thread is in a block that reads or changes the state. A caller that holds the lock of these
-        blocks and finds this set is a signal handler that has interrupted its own thread in such a block.
+    :ivar guards: how often documents may have become guarded. It is increased before the clock observes the commits
+        that guard them. 0 means that no document is guarded: no transaction was ever in this memory or appended from
+        here.
+    :ivar in_state: whether a thread is in a block that reads or changes the state. A caller that holds the lock of
+        these blocks and finds this set is a signal handler that has interrupted its own thread in such a block.
     """
 
     def __init__(self, state: State) -> None:

@@ -462,7 +462,7 @@ class State:
         for id, winner in self.winners.items():
             above[id] = self.record_over(id, winner) or winner
         if not self.runs:
-            lines: Iterator[bytes] = iter(()) if self.lines is None else self.lines.texts()
+            lines: Iterator[bytes | memoryview] = iter(()) if self.lines is None else self.lines.texts()
             return Layers(lines, has_tombstones=False, above=above)
         if self.lines is not None:
             for id in self.lines.ids():

@@ -25,6 +25,7 @@ from opslog.format.commits import Record, Set, decode_record, decode_records
 from opslog.format.layout import SNAPSHOTS, index_path
 from opslog.format.manifest import Part, Run
 from opslog.format.snapshot import Block, Index, Row, check_block, decode_block, decode_index, decode_rows, newest_wins
+from opslog.kernel import find_line
 
 # How much of a part a pass over it reads or decodes at once: little enough that memory does not matter.
 _READ_BYTES = 1024 * 1024
@@ -32,8 +33,10 @@ _READ_BYTES = 1024 * 1024
 LOADED_BYTES = 8 * 1024 * 1024
 # How much memory a run on storage may take for blocks that were read.
 _REMEMBERED_BYTES = 64 * 1024 * 1024
-# A lookup searches so many lines of a block and decodes one of them.
-_LINES_PER_INDEX_KEY = 16
+# A lookup in Python searches this many bytes of a block for a line.
+_INDEXED_BYTES = 4096
+# About how much memory a block takes besides its bytes.
+_OPEN_BYTES = 2500
 
 # How many lines of a run in memory are handled at once.
 _LINES_AT_ONCE = 512
@@ -114,8 +117,9 @@ class StoredRun(SortedRecords, Protocol):
 
     run: Run
 
-    def lines(self) -> Iterator[bytes]:
-        """The whole run as it is stored, verified, tombstones included: some lines at a time, in order of id."""
+    def lines(self) -> Iterator[bytes | memoryview]:
+        """The whole run as it is stored, verified, tombstones included: some lines at a time, in order of id. The lines
+        stay readable when the files are deleted."""
 
     def texts(self) -> Iterator[tuple[bytes, str, int]]:
         """The same bytes in smaller chunks of whole lines, each with its file and its offset there."""
@@ -178,8 +182,8 @@ class LoadedRun:
 class BlockRun:
     """A run that stays on storage. It keeps up to `_REMEMBERED_BYTES` of the blocks that were read. Not thread-safe.
 
-    A lookup searches in memory and decodes a few lines. The first lookup in a block also reads and verifies the block;
-    the first one in a part also reads the part's index.
+    A lookup searches in memory and decodes one line or a few. The first lookup in a block also reads and verifies the
+    block; the first one in a part also reads the part's index.
     """
 
     def __init__(self, backend: Backend, run: Run) -> None:
@@ -235,9 +239,8 @@ class BlockRun:
         for data, path, offset in self.texts():
             yield from decode_records(data, path, offset)
 
-    def lines(self) -> Iterator[bytes]:
-        for part in self._all_parts():
-            yield b"".join(data for data, _ in part.data())
+    def lines(self) -> Iterator[bytes | memoryview]:
+        return (part.text() for part in self._all_parts())
 
     def rows(self) -> Iterator[Row]:
         """All records as rows, in order of id."""
@@ -295,7 +298,9 @@ class _StoredPart:
     def open(self, block_number: int) -> _OpenBlock:
         data, path, offset = self.block(block_number)
         buffer = self.mapped()
-        return _OpenBlock(path, offset, data, *((data, 0) if buffer is None else (buffer, offset)))
+        if buffer is None:
+            return _OpenBlock(data, 0, len(data), path=path, offset=offset, size=_OPEN_BYTES + len(data))
+        return _OpenBlock(buffer, offset, offset + len(data), path=path, offset=offset, size=_OPEN_BYTES)
 
     def block(self, block_number: int) -> tuple[bytes, str, int]:
         """The lines of a block, verified; the file; and their offset there. The number comes from `block_of`."""
@@ -321,6 +326,18 @@ class _StoredPart:
             # Otherwise the system would count the whole store as memory of this process after a scan.
             buffer.madvise(mmap.MADV_DONTNEED)
 
+    def text(self) -> bytes | memoryview:
+        """The whole part, verified. A mapped part is not copied."""
+        buffer = self.mapped()
+        if buffer is None:
+            return b"".join(data for data, _ in self.data())
+        if not self._firsts:
+            self._read_index()
+        text = memoryview(buffer)[: self.part.bytes]
+        for block in self._blocks:
+            check_block(text[block.offset : block.offset + block.length], block, self.part.path)
+        return text
+
     def mapped(self) -> Buffer | None:
         """The part mapped into memory, without reading it; None if the storage cannot do that."""
         if self._mapped is None and self._maps:
@@ -343,54 +360,63 @@ class _StoredPart:
 
 
 class _OpenBlock:
-    """A verified block, with the id of every sixteenth line. By these ids a lookup finds the right sixteen lines.
+    """A verified block.
 
-    :param data: the block's bytes.
-    :param offset: their offset in the file `path`.
-    :param buffer: has the same bytes from its byte `start` on; later reads use it.
+    The kernel finds a line by a binary search over the bytes. Python decodes one line of each 4 KiB at the first lookup.
+    By their ids later lookups find the right 4 KiB.
+
+    :param buffer: has the bytes of the block from `start` to `stop`.
+    :param offset: the offset of the block in the file `path`.
     :ivar size: about how many bytes of memory the block takes.
     """
 
-    __slots__ = ("_buffer", "_ids", "_offset", "_path", "_starts", "size")
+    __slots__ = ("_buffer", "_ids", "_offset", "_path", "_start", "_starts", "_stop", "size")
 
-    def __init__(self, path: str, offset: int, data: bytes, buffer: Buffer, start: int) -> None:
-        lines = data.split(b"\n")[:-1]
-        groups = [lines[first : first + _LINES_PER_INDEX_KEY] for first in range(0, len(lines), _LINES_PER_INDEX_KEY)]
-        lengths = [sum(map(len, group)) + len(group) for group in groups]
+    def __init__(self, buffer: Buffer, start: int, stop: int, *, path: str, offset: int, size: int) -> None:
+        self._buffer, self._start, self._stop = buffer, start, stop
         self._path, self._offset = path, offset - start
-        self._buffer = buffer
-        self._starts = list(itertools.accumulate(lengths, initial=start))
-        firsts = [group[0] for group in groups]
-        try:
-            # All at once: one by one takes several times as long.
-            self._ids = [record.id for record in self._decode(b"\n".join(firsts) + b"\n", start)]
-        except CorruptError:
-            for first, at in zip(firsts, self._starts, strict=False):
-                self._decode(first + b"\n", at)  # raises an error with the right offset
-            raise
-        self.size = len(self._ids) * 100 + (len(data) if buffer is data else 0)
+        self.size = size
+        self._ids: list[str] = []
+        self._starts: list[int] = []
 
     def find(self, id: str) -> Record | None:
+        line = None if find_line is None else find_line(self._buffer, self._start, self._stop, id)
+        try:
+            if line is not None:
+                return decode_record(line) if line else None
+            return self._search(id)
+        except CorruptError:
+            self._decode(self._buffer[self._start : self._stop], self._start)  # raises an error with the right offset
+            raise
+
+    def _search(self, id: str) -> Record | None:
+        if not self._ids:
+            self._read_ids()
         index = bisect.bisect_right(self._ids, id) - 1
         if index < 0:
             return None
         start, stop = self._starts[index : index + 2]
         buffer = self._buffer
-        try:
-            # Most likely it is the line with the id in the form that we write. Its record shows whether it is.
-            found = buffer.find(b'"id":' + orjson.dumps(id), start, stop)
-            if found >= 0:
-                first = buffer.rfind(b"\n", start, found) + 1 or start
-                record = decode_record(buffer[first : buffer.find(b"\n", found)])
-                if record.id == id:
-                    return record
-            lines = buffer[start:stop].split(b"\n")[:-1]
-            index = bisect.bisect_left(lines, id, key=lambda line: decode_record(line).id)
-            record = decode_record(lines[min(index, len(lines) - 1)])
-        except CorruptError:
-            self._decode(buffer[start:stop], start)  # raises an error with the right offset
-            raise
+        # Most likely it is the line with the id in the form that we write. Its record shows whether it is.
+        found = buffer.find(b'"id":' + orjson.dumps(id), start, stop)
+        if found >= 0:
+            first = buffer.rfind(b"\n", start, found) + 1 or start
+            record = decode_record(buffer[first : buffer.find(b"\n", found)])
+            if record.id == id:
+                return record
+        lines = buffer[start:stop].split(b"\n")[:-1]
+        index = bisect.bisect_left(lines, id, key=lambda line: decode_record(line).id)
+        record = decode_record(lines[min(index, len(lines) - 1)])
         return record if record.id == id else None
+
+    def _read_ids(self) -> None:
+        data, start = self._buffer[self._start : self._stop], self._start
+        ends = (data.find(b"\n", at) + 1 for at in range(_INDEXED_BYTES, len(data), _INDEXED_BYTES))
+        places = sorted({0, *ends} - {len(data)})
+        firsts = [data[at : data.find(b"\n", at) + 1] for at in places]
+        self._starts = [start + at for at in (*places, len(data))]
+        # All at once: one by one takes several times as long.
+        self._ids = [record.id for record in self._decode(b"".join(firsts), start)]
 
     def _decode(self, lines: bytes, start: int) -> list[Record]:
         return decode_records(lines, self._path, self._offset + start)

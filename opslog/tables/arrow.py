@@ -1,10 +1,13 @@
-"""Records as columns of Arrow. Pure."""
+"""Records as columns of Arrow."""
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opslog.chunks import packed
+from opslog.kernel import split
 
 # The most text in a chunk of a column; Arrow's strings have less than 2 GiB.
 _CHUNK_BYTES = 64 * 1024 * 1024
@@ -21,32 +25,53 @@ _NEWLINE = 10
 DATA = "data"
 
 
-def lines_column(texts: Iterable[bytes]) -> pa.ChunkedArray:
-    """Lines as a column of strings, each with its newline. Nothing is copied.
+def lines_column(texts: Iterable[bytes | memoryview]) -> tuple[pa.ChunkedArray, pa.ChunkedArray | None]:
+    """Lines as a column of strings, each with its newline, and the ids of their records; None if the kernel does not
+    read those. The lines are not copied, and several threads read them while the next ones come.
 
     :param texts: some whole lines each, of less than 2 GiB together.
     :raises pyarrow.ArrowInvalid: one is not UTF-8.
     """
-    return pa.chunked_array([_lines(text) for text in texts if text], pa.string())
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(_lines, filter(None, texts)))
+    ids = [own for _, own in found if own is not None]
+    lines = pa.chunked_array([own for own, _ in found], pa.string())
+    return lines, pa.chunked_array(ids, pa.string()) if len(ids) == len(found) else None
 
 
 def packed_lines(lines: Iterable[bytes]) -> pa.ChunkedArray:
-    """The same for lines that come one by one."""
-    return lines_column(b"".join(some) for some in packed(lines, len, _CHUNK_BYTES))
+    """The lines as a column, for lines that come one by one."""
+    return lines_column(b"".join(some) for some in packed(lines, len, _CHUNK_BYTES))[0]
 
 
-def _lines(text: bytes) -> pa.Array:
-    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
-    offsets = np.zeros(len(ends) + 1, np.int32)
-    np.add(ends, 1, out=offsets[1:], casting="same_kind")
-    lines = pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(text))
+def _lines(text: bytes | memoryview) -> tuple[pa.Array, pa.Array | None]:
+    found = None if split is None else split(text)
+    ids = None
+    if found is None:
+        ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+        offsets = np.zeros(len(ends) + 1, np.int32)
+        np.add(ends, 1, out=offsets[1:], casting="same_kind")
+        lines = _strings(offsets, text)
+    else:
+        starts, id_starts, joined = found
+        lines, ids = _strings(starts, text), _strings(id_starts, joined)
     lines.validate(full=True)
-    return lines
+    return lines, ids
 
 
-def bytes_of(lines: pa.Array) -> bytes:
-    """Lines as they were before `lines_column`."""
-    return b"".join(lines.cast(pa.binary()).to_pylist())
+def _strings(offsets: Any, data: bytes | memoryview) -> pa.Array:
+    """
+    :param offsets: a buffer of integers of 32 bits, of one more than there are strings.
+    """
+    starts = pa.py_buffer(offsets)
+    return pa.StringArray.from_buffers(starts.size // 4 - 1, starts, pa.py_buffer(data))
+
+
+def text_of(lines: pa.Array) -> memoryview:
+    """Lines as they were before `lines_column`. Nothing is copied."""
+    _, offsets, data = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32)
+    return memoryview(data)[ends[lines.offset] : ends[lines.offset + len(lines)]]
 
 
 def times(values: Sequence[object]) -> pa.Array:
@@ -91,7 +116,9 @@ def without(column: pa.ChunkedArray, rows: Sequence[int]) -> pa.ChunkedArray:
 
 def rows_of(column: pa.ChunkedArray, values: Iterable[str]) -> list[int]:
     """The numbers of the rows that have one of these values, ascending."""
-    found = pc.indices_nonzero(pc.is_in(column, value_set=pa.array(list(values), pa.string())))
+    # `pa.array` of a list would import pandas, which takes longer than most queries.
+    wanted = texts([value.encode() for value in values])
+    found = pc.indices_nonzero(pc.is_in(column, value_set=wanted))
     return list(found.to_pylist())
 
 

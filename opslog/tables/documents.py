@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opslog.format.commits import Set, decode_records
-from opslog.tables.arrow import DATA, appended, bytes_of, data_column, rows_of, without
+from opslog.tables.arrow import DATA, appended, data_column, rows_of, text_of, without
+from opslog.tables.plain import plain_columns
 from opslog.tables.reading import RECORD_COLUMNS, Values, fields_of, record_columns
 from opslog.tables.structure import JSON, Structure, column_names, holds
 
 # The names of fields are first learned from this many documents at the beginning and at the end.
-_SAMPLE = 5_000
+_SAMPLE = 1_000
 NOTE = b"opslog.note"
 _MIXED = "JSON text: its values have different types"
 
@@ -40,11 +41,17 @@ class Documents:
 
     :param connection: of DuckDB; runs the queries over JSON texts.
     :param lines: of sets, one for each document.
+    :param ids: of the documents; None: they are not known yet.
     :param is_sorted: whether they are in order of id.
     """
 
     def __init__(
-        self, connection: duckdb.DuckDBPyConnection, lines: pa.ChunkedArray, *, is_sorted: bool = True
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        lines: pa.ChunkedArray,
+        ids: pa.ChunkedArray | None = None,
+        *,
+        is_sorted: bool = True,
     ) -> None:
         self._connection = connection
         self._lines = lines
@@ -53,7 +60,7 @@ class Documents:
         self._fields: tuple[str, ...] = tuple(fields_of(connection, self._sample()))
         self._knows_all_fields = len(lines) <= 2 * _SAMPLE
         self._columns: dict[str, Column] = {}
-        self._record_columns: dict[str, pa.ChunkedArray] = {}
+        self._record_columns: dict[str, pa.ChunkedArray] = {} if ids is None else {"id": ids}
 
     def update(self, changed: AbstractSet[str], new: pa.ChunkedArray) -> None:
         """Apply changes.
@@ -131,9 +138,11 @@ class Documents:
         return pa.chunked_array([*self._lines[:_SAMPLE].chunks, *self._lines[-_SAMPLE:].chunks])
 
     def _read(self, fields: list[str]) -> None:
-        if fields:
-            values = Values(self._connection, self._lines, fields)
-            self._columns |= {name: Column(*read) for name, read in values.read(values.structures()).items()}
+        found = plain_columns(self._lines, fields)
+        if left := [name for name in fields if name not in found]:
+            values = Values(self._connection, self._lines, left)
+            found |= values.read(values.structures())
+        self._columns |= {name: Column(*read) for name, read in found.items()}
 
     def _of_records(self, names: AbstractSet[str] | None) -> Mapping[str, pa.ChunkedArray]:
         wanted = [name for name in RECORD_COLUMNS if names is None or name in names]
@@ -146,6 +155,6 @@ class Documents:
         return data_column(
             record.data
             for chunk in self._lines.chunks
-            for record in decode_records(bytes_of(chunk), "", 0)
+            for record in decode_records(bytes(text_of(chunk)), "", 0)
             if isinstance(record, Set)
         )

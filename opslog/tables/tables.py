@@ -125,13 +125,15 @@ class Tables(Generic[T]):
 
     def _made(self, layers: Layers) -> Documents:
         if self._replica.schema.migrates:
-            stored = (record for text in layers.lines for record in decode_records(text, "", 0))
+            stored = (record for text in layers.lines for record in decode_records(bytes(text), "", 0))
             merged = {record.id: record for record in stored} | layers.above
             return Documents(self._connection, self._lines(merged[id] for id in sorted(merged)))
-        lines = lines_column(layers.lines)
+        lines, ids = lines_column(layers.lines)
         if not len(lines):
             return Documents(self._connection, self._lines(layers.above[id] for id in sorted(layers.above)))
-        documents = Documents(self._connection, sets_among(self._connection, lines) if layers.has_tombstones else lines)
+        if layers.has_tombstones:
+            lines, ids = sets_among(self._connection, lines), None
+        documents = Documents(self._connection, lines, ids)
         self._update(documents, layers.above)
         return documents
 

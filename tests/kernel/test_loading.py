@@ -505,7 +505,7 @@ class TestStore:
             store["id-99"] = {"new": True}
             view["after"] = list(store.items())
             layers = replica_of(store).read(State.layers)
-            below = {record.id: record for text in layers.lines for record in decode_records(text, "x", 0)}
+            below = {record.id: record for text in layers.lines for record in decode_records(bytes(text), "x", 0)}
             view["layers"] = sorted((id, record.stamp, record.op) for id, record in (below | layers.above).items())
             view["after_len"] = len(store)
             assert [store.undo() for _ in range(3)] == [True] * 3

@@ -288,7 +288,7 @@ def _sizes(large: bool) -> Iterator[None]:
         yield
         return
     with (
-        patch.multiple(runs, LOADED_BYTES=0, _REMEMBERED_BYTES=400, _LINES_PER_INDEX_KEY=2),
+        patch.multiple(runs, LOADED_BYTES=0, _REMEMBERED_BYTES=6000, _INDEXED_BYTES=250),
         patch.multiple(snapshot, BLOCK_BYTES=200, PART_BYTES=500),
     ):
         yield

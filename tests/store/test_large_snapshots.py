@@ -33,7 +33,7 @@ SETTINGS = opslog.Settings(undo_window=1, grace_seconds=0)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and parts of a few documents, none of them loaded."""
     monkeypatch.setattr(runs, "LOADED_BYTES", 0)
-    monkeypatch.setattr(runs, "_LINES_PER_INDEX_KEY", 3)
+    monkeypatch.setattr(runs, "_INDEXED_BYTES", 400)
     monkeypatch.setattr(snapshot, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(snapshot, "PART_BYTES", 3000)
 
@@ -110,7 +110,7 @@ def test_a_block_finds_its_documents_however_their_lines_are_written(written: di
             lines.append(json.dumps(fields).encode() + b"\n")
     before = b"something that comes before the block\n"
     block = b"".join(lines)
-    opened = runs._OpenBlock("path", 1000, block, before + block, len(before))
+    opened = runs._OpenBlock(before + block, len(before), len(before + block), path="path", offset=1000, size=0)
     for id in written:
         record = opened.find(id)
         assert isinstance(record, Set)
@@ -123,7 +123,7 @@ def test_a_line_that_is_no_record_is_named_though_its_block_has_the_right_checks
     lines = [encode_commit(Set(TS, 1, "a", id, msgspec.Raw(b"{}"))) for id in "abcdefg"]
     lines[4] = lines[4].replace(b'"clock":1', b'"clock":0')
     block = b"".join(lines)
-    opened = runs._OpenBlock("path", 1000, block, block, 0)
+    opened = runs._OpenBlock(block, 0, len(block), path="path", offset=1000, size=0)
     assert opened.find("a") is not None
     with pytest.raises(opslog.CorruptError) as caught:
         opened.find("e")
