@@ -85,7 +85,7 @@ def use(monkeypatch: pytest.MonkeyPatch, used: bool) -> None:
     monkeypatch.setattr("opslog.snapshot.merging.Merger", _kernel.Merger)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 12))])
 def test_runs_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The first compaction, and later ones over its result, in which runs are merged or not."""
     chance = random.Random(seed)

@@ -20,6 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 import opslog
 from opslog.doors.sessions import session_name
 from opslog.mcp.running import Offer
+from tests.cli.calling import call as run_command
 from tests.support.mcp_clients import COMMAND, ERAS, Calls, Refused, http, stdio
 from tests.support.places import DIRECTORY, Place
 
@@ -206,16 +207,12 @@ def test_an_invented_session_name_has_no_session(tmp_path: Path) -> None:
 
 def test_addresses_that_others_reach_need_a_word(tmp_path: Path) -> None:
     for wrong in (["--http", "0.0.0.0:0"], ["--http", "nowhere"], ["--anyone"], ["--tools", "rm"]):
-        done = subprocess.run(
-            [*COMMAND, "--store", str(tmp_path), *wrong], capture_output=True, text=True, check=False, timeout=60
-        )
-        assert done.returncode == 2, (wrong, done)
-        assert "anyone" in done.stderr or "address" in done.stderr or "no tool" in done.stderr
-    done = subprocess.run(
-        [*COMMAND, "--store", str(tmp_path / "nothing"), "--read-only"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 3
-    assert "no store" in done.stderr
+        done = run_command(tmp_path, "mcp", *wrong)
+        assert done.code == 2, (wrong, done)
+        assert "anyone" in done.err or "address" in done.err or "no tool" in done.err
+    done = run_command(tmp_path / "nothing", "mcp", "--read-only")
+    assert done.code == 3
+    assert "no store" in done.err
 
 
 @pytest.mark.parametrize("anyone", [True, False])

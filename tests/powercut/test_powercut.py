@@ -73,7 +73,11 @@ def run(place: Path, seed: int, *, each: int, share: float) -> Cutter:
 
 @pytest.mark.parametrize(
     ("first", "count", "generations", "share"),
-    [(0, 3, 3, 0.07), *(pytest.param(first, 25, 5, 0.3, marks=SLOW) for first in range(100, 300, 25))],
+    [
+        (0, 1, 3, 0.07),
+        pytest.param(1, 2, 3, 0.07, marks=pytest.mark.long),
+        *(pytest.param(first, 25, 5, 0.3, marks=SLOW) for first in range(100, 300, 25)),
+    ],
 )
 def test_files_left_by_a_power_cut_survive_the_next_ones(
     tmp_path: Path, first: int, count: int, generations: int, share: float

@@ -32,7 +32,7 @@ def test_a_failing_run_is_made_small_and_shown() -> None:
     seed = next(seed for seed in range(SEEDS_MAX) if caught(breakage, seed))
     with breakage.made():
         failed = run(breakage.scenario(seed))
-        small = shrink(failed, runs_max=60)
+        small = shrink(failed, runs_max=20)
     assert failed.violation is not None
     assert small.violation is not None
     assert small.violation.invariant == failed.violation.invariant

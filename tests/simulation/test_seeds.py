@@ -30,7 +30,7 @@ def test_seeds_that_once_failed(name: str) -> None:
     assert run(random_scenario(seed, storage)).violation is None
 
 
-@pytest.mark.parametrize("first", [0, 10, 20, *(pytest.param(first, marks=pytest.mark.long) for first in (30, 40, 50))])
+@pytest.mark.parametrize("first", [10, 20, *(pytest.param(first, marks=pytest.mark.long) for first in (30, 40, 50))])
 def test_ten_seeds(first: int) -> None:
     totals = run_seeds(first, 10)
     assert totals.failed == []
@@ -44,8 +44,10 @@ def test_many_seeds() -> None:
     assert totals.seeds > 500
 
 
-def test_figures_name_every_invariant_and_fault_that_was_seen() -> None:
+def test_ten_more_seeds_whose_figures_name_every_invariant_and_fault_that_was_seen() -> None:
     totals = run_seeds(0, 10)
+    assert totals.failed == []
+    assert totals.acknowledged > 0
     text = "\n".join(report(totals, 1.0))
     assert "10 seeds" in text
     for name in (*totals.injected, *totals.checked):

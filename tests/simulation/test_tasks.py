@@ -27,10 +27,12 @@ def test_tasks_of_one_agent_write_at_once(storage: str, leaving: float) -> None:
     assert outcome.acknowledged > 30
 
 
-def test_tasks_take_the_same_turns_each_time() -> None:
-    scenarios = [replace(random_scenario(seed, concurrent=True), asynchronous=2) for seed in range(6)]
+@pytest.mark.parametrize("first", [0, pytest.param(3, marks=pytest.mark.long)])
+def test_tasks_take_the_same_turns_each_time(first: int) -> None:
+    seeds = range(first, first + 3)
+    scenarios = [replace(random_scenario(seed, concurrent=True), asynchronous=2) for seed in seeds]
     digests = {run(scenario).digest for scenario in scenarios for _ in range(2)}
-    assert len(digests) == 6
+    assert len(digests) == len(seeds)
 
 
 @pytest.mark.parametrize("step", range(20, 80, 12))
