@@ -81,9 +81,9 @@ def open(
         crash can lose the last writes; `flush` and `close` make it durable.
     :param buffer_seconds: how long a buffer waits for more commits before it is written (on S3, as one object).
     :param buffer_bytes: the size from which on it is written at once.
-    :param compact_after: compact in the background when so many commits (or 64 MiB, or about a thousand segments) are
-        not compacted; None: never. The store keeps its own writes in memory; the first `refresh` after a compaction
-        frees them.
+    :param compact_after: compact in the background when so many commits (or 64 MiB, or about a thousand segments; on
+        object storages about 250) are not compacted; None: never. The store keeps its own writes in memory; the first
+        `refresh` after a compaction frees them.
     :param cache_bytes: how much memory the cache of decoded documents may take; reading a cached document costs a copy.
         When the cache is full, a document is kept only if it is read again soon. 0: no cache. A store with a `type`
         has none.

@@ -316,8 +316,8 @@ def test_what_an_undo_gives_back_is_guarded_again(tmp_path: Path, gathered: str)
 def test_while_others_transactions_come_in_nobody_takes_a_document_for_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the moment at which their count is up and the one at which the state has them. Before that the queue finds
-    that the commit is out of date."""
+    """Between the moment at which their count is up and the one at which the state has them. Before that the queue
+    finds that the commit is out of date."""
     commit = Set("", 0, "", "x", msgspec.Raw(b"{}"))
     seen: dict[str, list[int | None]] = {"apply": [], "_apply": []}
     with opslog.open(tmp_path, agent="a") as a, opslog.open(tmp_path, agent="b") as b:

@@ -20,6 +20,10 @@ COMPACT_AFTER = 10_000
 # commits: 64 MiB, or about a thousand segments.
 COMPACT_AFTER_COST = 64 * 1024 * 1024
 
+# On object storages each append is a segment, and so one request for everybody who opens the store. There a compaction
+# is due when the tail has grown by a quarter of that. Writers then send about one request more for every fourth set.
+_WITH_REQUESTS = 4
+
 # When the tail costs so many times `COMPACT_AFTER_COST`, writers wait for the running compaction.
 _FAR_BEHIND = 4
 
@@ -61,7 +65,8 @@ class AutoCompaction:
         self._commits = 0
         self._manifest = manifest.number
         self._due_at = manifest.commits + (after or 0)
-        self._due_at_cost = COMPACT_AFTER_COST
+        self.tail_cost = tail_cost
+        self._due_at_cost = min(COMPACT_AFTER_COST, tail_cost + self._growth)
         self._under_way = threading.Lock()
         self.is_under_way = False
         self._worker = Worker(
@@ -72,7 +77,6 @@ class AutoCompaction:
             retry_seconds=_RETRY_SECONDS,
         )
         self.commits_compacted = manifest.commits
-        self.tail_cost = tail_cost
         self.error: str | None = None
 
     def note_commits(self, commits: int) -> None:
@@ -115,6 +119,15 @@ class AutoCompaction:
         """Wait for a running compaction to end, and start no other one."""
         self._worker.close()
 
+    @property
+    def _growth(self) -> int:
+        """By how much the tail may grow before the next compaction is due. On object storages that is at least the
+        length of the tail, up to `COMPACT_AFTER_COST`. Otherwise compactions of many agents would read the commits that
+        can still be undone again and again, for few new ones."""
+        if self._backend.segments_grow:
+            return COMPACT_AFTER_COST
+        return min(COMPACT_AFTER_COST, max(COMPACT_AFTER_COST // _WITH_REQUESTS, self.tail_cost))
+
     def _is_due(self) -> bool:
         return self._commits >= self._due_at or self.tail_cost >= self._due_at_cost
 
@@ -151,4 +164,4 @@ class AutoCompaction:
             # written meanwhile count as growth, because this attempt may not have seen them.
             if commits >= self._due_at:
                 self._due_at = commits + self._after
-            self._due_at_cost = self.tail_cost + COMPACT_AFTER_COST
+            self._due_at_cost = self.tail_cost + self._growth

@@ -362,8 +362,8 @@ class _StoredPart:
 class _OpenBlock:
     """A verified block.
 
-    The kernel finds a line by a binary search over the bytes. Python decodes one line of each 4 KiB at the first lookup.
-    By their ids later lookups find the right 4 KiB.
+    The kernel finds a line by a binary search over the bytes. Python decodes one line of each 4 KiB at the first
+    lookup. By their ids later lookups find the right 4 KiB.
 
     :param buffer: has the bytes of the block from `start` to `stop`.
     :param offset: the offset of the block in the file `path`.
