@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import NamedTuple, Self
 
 from opslog.server.protocol.model import Stream
 
@@ -25,19 +24,31 @@ class Answer(NamedTuple):
 
 
 class LiveReader:
-    """A client that reads a stream live, over one connection.
+    """A client that reads a stream live, over one connection; see `Followers.reading`.
 
     :ivar kind: sse or long-poll.
     :ivar position: the end of what it was sent of the stream.
     """
 
-    def __init__(self, kind: str, position: int) -> None:
+    def __init__(self, readers: dict[str, set[LiveReader]], path: str, kind: str, position: int) -> None:
         self.kind = kind
         self.position = position
+        self._readers = readers
+        self._path = path
+
+    def __enter__(self) -> Self:
+        self._readers.setdefault(self._path, set()).add(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        readers = self._readers[self._path]
+        readers.discard(self)
+        if not readers:
+            del self._readers[self._path]
 
 
 class Follower:
-    """A reader that waits for changes of one stream, again and again.
+    """A reader that waits for changes of one stream, again and again; see `Followers.following`.
 
     All its waits share one timer and one callback. With a timer and a callback for each, waiting would cost more than
     what it waits for.
@@ -53,7 +64,16 @@ class Follower:
         self._woken: asyncio.Future[bool] | None = None
         self._until = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        gone.add_done_callback(self._wake)
+
+    def __enter__(self) -> Self:
+        self.gone.add_done_callback(self._wake)
+        self._followers.join(self._path)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end_timer()
+        self.gone.remove_done_callback(self._wake)
+        self._followers.leave(self._path)
 
     async def wait(self, seconds: float) -> bool:
         """Wait until the stream changes, the time is over (False), or the client has gone.
@@ -80,11 +100,6 @@ class Follower:
             waiting.discard(woken)
             if not waiting and followers.waiting.get(path) is waiting:
                 del followers.waiting[path]
-
-    def end(self) -> None:
-        """Wait no more."""
-        self._end_timer()
-        self.gone.remove_done_callback(self._wake)
 
     def _end_timer(self) -> None:
         if self._timer is not None:
@@ -131,32 +146,25 @@ class Followers:
         with self.following(path, gone) as follower:
             return await follower.wait(seconds)
 
-    @contextmanager
-    def following(self, path: str, gone: asyncio.Future[object]) -> Iterator[Follower]:
-        """Let a reader wait for changes of a stream as often as it likes, until the future `gone` is done."""
-        follower = Follower(self, path, gone)
-        self._following[path] = self._following.get(path, 0) + 1
-        try:
-            yield follower
-        finally:
-            follower.end()
-            self._following[path] -= 1
-            if not self._following[path]:
-                del self._following[path]
-                self._newest.pop(path, None)
+    def following(self, path: str, gone: asyncio.Future[object]) -> Follower:
+        """A context in which a reader may wait for changes of a stream as often as it likes, until the future `gone`
+        is done."""
+        return Follower(self, path, gone)
 
-    @contextmanager
-    def reading(self, path: str, kind: str, position: int) -> Iterator[LiveReader]:
-        """Count a live reader while the context is entered, and keep its position up to date."""
-        reader = LiveReader(kind, position)
-        self._readers.setdefault(path, set()).add(reader)
-        try:
-            yield reader
-        finally:
-            readers = self._readers[path]
-            readers.discard(reader)
-            if not readers:
-                del self._readers[path]
+    def reading(self, path: str, kind: str, position: int) -> LiveReader:
+        """A context in which a live reader counts. Keep its position up to date."""
+        return LiveReader(self._readers, path, kind, position)
+
+    def join(self, path: str) -> None:
+        """Somebody follows a stream, and wants to know its newest state (`newest`)."""
+        self._following[path] = self._following.get(path, 0) + 1
+
+    def leave(self, path: str) -> None:
+        """The opposite of `join`."""
+        self._following[path] -= 1
+        if not self._following[path]:
+            del self._following[path]
+            self._newest.pop(path, None)
 
     def readers(self, path: str) -> Collection[LiveReader]:
         """The clients that read a stream live now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
@@ -240,12 +241,18 @@ class Read(msgspec.Struct, frozen=True):
 
 
 _FROM_BEGINNING = Read()
+# Followers at the same position ask for the same. Longer queries are not kept, as they are nobody's that means well.
+_KEPT_QUERY_BYTES = 200
 
 
 def read_of(query: bytes) -> Read:
     """:raises Refused: 400."""
     if not query:
         return _FROM_BEGINNING
+    return _read_of_short(query) if len(query) <= _KEPT_QUERY_BYTES else _read_of(query)
+
+
+def _read_of(query: bytes) -> Read:
     found: dict[str, list[str]] = {}
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         found.setdefault(name, []).append(value)
@@ -264,3 +271,6 @@ def read_of(query: bytes) -> Read:
     if position is None and offset != NOW:
         raise Refused(400, "this is not an offset: use what Stream-Next-Offset said, -1 or now")
     return Read(position, offset, live, found.get("cursor", [None])[-1])
+
+
+_read_of_short = lru_cache(maxsize=256)(_read_of)

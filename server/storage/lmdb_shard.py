@@ -35,6 +35,8 @@ from opslog.server.storage.opened_files import Length, OpenedFiles
 _TIDY_RECORDS, _TIDY_BYTES = 5_000, 16 * 1024 * 1024
 
 _PAGE_STREAMS = 256
+# Of how many streams the metadata is kept in memory, after their last commit: some hundred bytes each.
+_KNOWN_STREAMS = 4096
 _RESTORE = "restore the directory from a backup"
 _EVERYTHING = 2**64 - 1
 _KEY_BYTES_MAX = 511
@@ -69,9 +71,16 @@ class LmdbShard:
         self._streams, self._records = opened[b"streams"], opened[b"records"]
         self._producers, self._values = opened[b"producers"], opened[b"values"]
         self._shard = self._environment.open_db(b"shard")
+        # As last committed, so that not every append and follower reads and decodes it. Only commits fill it, in their
+        # order: what a reader found could be older than a commit that ended meanwhile.
+        self._known: dict[str, Stream] = {}
         self._note_lengths()
 
     def stream(self, path: str) -> Stream | None:
+        known = self._known.get(path)
+        if known is not None:
+            self._check_readable()
+            return known
         with self._reading() as txn:
             found = txn.get(path.encode(), db=self._streams)
         return None if found is None else self._decoded(_stream, found, path)
@@ -156,13 +165,27 @@ class LmdbShard:
         problem = self.problem()
         if problem is not None:
             raise WriteFailedError(f"nothing was changed: {problem}")
-        self._commit(changes)
+        try:
+            self._commit(changes)
+        except CommitUnknownError:
+            self._known.clear()
+            raise
+        self._note_streams(changes.streams)
         self._note_lengths()
         problem = self.problem()
         if problem is not None:
             raise CommitUnknownError(
                 f"it is unknown whether the last changes were written to what was opened: {problem}"
             )
+
+    def _note_streams(self, streams: dict[str, Stream | None]) -> None:
+        known = self._known
+        for path, stream in streams.items():
+            known.pop(path, None)  # so that the newest are last
+            if stream is not None:
+                known[path] = stream
+        while len(known) > _KNOWN_STREAMS:
+            del known[next(iter(known))]
 
     def _commit(self, changes: Changes) -> None:
         try:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from opslog.errors import CorruptError, FormatVersionError, LockedError, UsageError, WriteFailedError
 from opslog.server.protocol.model import Closer, Fork, Producer, Segment, Stream
 from opslog.server.protocol.storage import Changes, Shard, Storage
+from opslog.server.storage import lmdb_shard
 from opslog.server.storage.directory import DirectoryStorage
 from opslog.server.storage.lmdb_shard import LmdbShard
 from opslog.server.storage.memory import MemoryShard
@@ -50,9 +51,26 @@ def shard(storage: Storage) -> Shard:
     return storage.shards[0]
 
 
+def test_metadata_in_memory_is_that_of_the_last_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends and followers do not decode it again; a limited number of streams is kept."""
+    monkeypatch.setattr(lmdb_shard, "_KNOWN_STREAMS", 2)
+    shard = LmdbShard(tmp_path, 1 << 24)
+    shard.commit(Changes(streams={path: stream(path) for path in "abc"}))
+    assert shard.stream("c") is shard.stream("c")
+    assert shard.stream("a") is not shard.stream("a")
+    for changes in ({"a": stream("a", tail=1)}, {"b": None}, {"c": stream("c", tail=2), "a": stream("a", tail=3)}):
+        shard.commit(Changes(streams=dict(changes)))
+        found = {path: shard.stream(path) for path in "abc"}
+        assert {path: one for path, one in found.items() if one is not None} == {
+            one.path: one for one in shard.streams()
+        }
+    shard.close()
+
+
 def test_metadata_comes_back_as_it_was(shard: Shard) -> None:
     shard.commit(Changes(streams={FULL.path: FULL}))
     assert shard.stream(FULL.path) == FULL
+    assert list(shard.streams()) == [FULL], "as it was written, too"
     assert shard.stream("events") is None
     shard.commit(Changes(streams={FULL.path: None}))
     assert shard.stream(FULL.path) is None
