@@ -183,7 +183,7 @@ def test_it_runs_when_the_tail_is_large_enough(url: str, ran: list[str], monkeyp
 
 
 def test_on_object_storages_it_runs_when_there_are_many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each segment is a request for everybody who opens the store, so a quarter of what a directory may have is enough."""
+    """Each segment is a request for everybody who opens the store, so a quarter of the usual number is enough."""
     url = f"bucket://autocompaction-{next(_numbers)}"
     monkeypatch.setattr(autocompaction, "COMPACT_AFTER_COST", 400 * SEGMENT_COST)
     with opslog.open(url, agent="a") as a:

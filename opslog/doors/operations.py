@@ -40,12 +40,11 @@ from opslog.format.commits import Set, Stamp, described_line
 from opslog.format.documents import Document
 from opslog.format.exact import load_document
 from opslog.format.layout import TRANSACTIONS, check_agent, check_name
-from opslog.merge.undo import Undoable
+from opslog.merge.undo import Undoable, not_ours
 from opslog.query.conditions import And, Range
 from opslog.query.paths import BY_ID, parse_path
 from opslog.query.question import OrderBy, Question, Where, question
 from opslog.query.values import MISSING
-from opslog.replica.replica import not_ours
 from opslog.replica.terms import ATTEMPTS
 from opslog.replica.transaction import Transaction, check_stamp, create
 from opslog.store import Store, replica_of

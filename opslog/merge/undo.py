@@ -15,6 +15,7 @@ from enum import Enum
 
 import msgspec
 
+from opslog.errors import UsageError
 from opslog.format.commits import Commit, Record, Seal, Undo
 
 
@@ -51,6 +52,14 @@ def undoable_in(own: Commit | None, shared: Commit | None, settled: int) -> Undo
     if not newest or settled > newest:
         return Undoable.NOTHING
     return Undoable.IN_SHARED_LOG if shared_clock > own_clock else Undoable.IN_OWN_LOG
+
+
+def not_ours(author: str) -> UsageError:
+    """The error for an undo in the name of an agent whose log this store does not write."""
+    return UsageError(
+        f"the newest commit of {author!r} is in a log of that name, which is not written here: to take it back, open "
+        f"the store with agent={author!r}, without log="
+    )
 
 
 def newest_undoable(recent: Sequence[Recent], author: str | None = None) -> Commit | None:

@@ -37,7 +37,7 @@ from opslog.format.layout import TRANSACTIONS
 from opslog.kernel import find_document
 from opslog.log.reader import Cursor
 from opslog.logs import logger
-from opslog.merge.undo import Undoable, newest_undoable, undoable_in
+from opslog.merge.undo import Undoable, newest_undoable, not_ours, undoable_in
 from opslog.replica.batch import Batches
 from opslog.replica.decoded import DecodedDocuments
 from opslog.replica.following import Following
@@ -61,14 +61,6 @@ def _count(state: State, overlay: dict[str, Record]) -> int:
 def _look_up(state: State, id: str) -> tuple[State, Record | None, Record | None]:
     winner = state.winners.get(id)
     return state, winner, state.record_over(id, winner)
-
-
-def not_ours(author: str) -> UsageError:
-    """The error for an undo in the name of an agent whose log this store does not write."""
-    return UsageError(
-        f"the newest commit of {author!r} is in a log of that name, which is not written here: to take it back, open "
-        f"the store with agent={author!r}, without log="
-    )
 
 
 class Replica(Following, Generic[T]):
