@@ -62,7 +62,7 @@ def short_switch_interval() -> Iterator[None]:
 
 @contextmanager
 def lasting_imports() -> Iterator[None]:
-    """The garbage collector does not run in such a block, and never looks at the objects that exist at its end.
+    """The garbage collector does not run in such a block, and never traverses the objects that exist at its end.
 
     It is for imports that stay to the end of a program. To search them several times took a fifth of the time of a
     short command.
@@ -88,5 +88,5 @@ def collect_rarely() -> None:
 
 
 def end_quickly() -> None:
-    """Before the end of a program: its last search for garbage has nothing to look at."""
+    """Before the end of a program: its last search for garbage has nothing to traverse."""
     gc.freeze()
