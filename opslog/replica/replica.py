@@ -95,8 +95,7 @@ class Replica(Following, Generic[T]):
         )
         self.schema = schema
         self._reads_replaced = schema.reads_replaced
-        # Documents of this schema version are returned as they are stored; 0: of any version; None: of no version,
-        # because each has to be converted to a type.
+        # Documents of this schema version are returned as stored; 0: of any version; None: each is converted to a type.
         self._as_stored = None if schema.type is not None else schema.version or 0
         self.decoded = DecodedDocuments(cache_bytes if schema.type is None else 0)
         self.batches = Batches()
@@ -222,14 +221,12 @@ class Replica(Following, Generic[T]):
         state, record = self.state, self.winner(id)
         if record is None:
             return self.read(_look_up, id)
-        # A set that is kept as a line is not in `winners`. Check that it is this one: the winner may have changed
-        # meanwhile.
+        # A set that is kept as a line is not in `winners`. Check that it still wins: that may have changed meanwhile.
         is_line = state.lines is not None and state.lines.get(id) is record
         return state, None if is_line else record, record
 
     def _kept(self, state: State, winner: Record | None, record: Set, document: T) -> T:
-        """Keep a document decoded and return a copy. If it may have changed since it was looked up, return it
-        itself."""
+        """Keep a document decoded and return a copy; or return it itself, if it may have changed meanwhile."""
         id = record.id
         with self._state_lock:
             if self.in_state or self.state is not state or state.is_torn or state.winners.get(id) is not winner:
@@ -508,8 +505,7 @@ class Replica(Following, Generic[T]):
 
     @property
     def failure(self) -> OpslogError | None:
-        """The reason why buffered commits are not in the log, or may not be, although they are in memory. None: all is
-        well."""
+        """Why buffered commits are not in the log, or may not be, although they are in memory. None: all is well."""
         return None if self.log is None else self.log.failure
 
     @property
