@@ -1,5 +1,5 @@
-"""Agents share a board, each through an MCP server of its own, as language models do. A planner puts tasks on it; of
-two coders one is not heard of again after its claim. Each task is done once.
+"""Agents share a board, each through an MCP server of its own, as language models do. A planner puts tasks on the
+board. One of two coders goes silent after its claim. Each task is still done once.
 
 python agents.py board
 """
@@ -15,25 +15,25 @@ from typing import Any
 
 from mcp import Client, StdioServerParameters, stdio_client
 
-SECONDS = 1.0  # how long a claim holds; with a model behind it, some minutes
+SECONDS = 1.0  # how long a claim lasts; for a model, use some minutes
 
 
 class Agent:
-    """What a model has of a store: tools that it calls by name."""
+    """An agent's access to a store: tools that it calls by name."""
 
     def __init__(self, name: str, client: Client) -> None:
         self.name = name
         self._client = client
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """What the tool returned; if it refused, what it says about that: `code`, `message` and `next`."""
+        """The result of the tool. If the tool refused, `code`, `message` and `next` say why, and what to do."""
         result = await self._client.call_tool(tool, arguments)
         answer: dict[str, Any] = json.loads(result.content[0].text)  # type: ignore[union-attr]  # tools answer with text
         return answer
 
 
 def server(store: str, name: str) -> Client:
-    """A server for one agent; in a client's configuration: opslog mcp --store STORE --agent NAME."""
+    """A server for one agent. In a client's configuration: opslog mcp --store STORE --agent NAME."""
     arguments = ["-m", "opslog", "mcp", "--store", store, "--agent", name]
     return Client(stdio_client(StdioServerParameters(command=sys.executable, args=arguments)))
 
@@ -46,11 +46,11 @@ async def plan(planner: Agent, titles: list[str]) -> None:
 
 
 async def work(coder: Agent) -> None:
-    """Do what can be claimed, until everything is done."""
+    """Claim and do tasks, until all are done."""
     while (await coder.call("find", where="status = open", limit=1))["items"]:
         claim = await coder.call("claim", where="status = open", seconds=SECONDS)
         if not claim["claimed"]:
-            await asyncio.sleep(SECONDS / 4)  # others are at what is left
+            await asyncio.sleep(SECONDS / 4)  # others are working on the rest
             continue
         result = claim["data"]["title"].upper()  # here the model works
         changes = {"status": "done", "result": result}

@@ -1,4 +1,4 @@
-"""Settings that several people change, with who did what, and undo for each of them.
+"""Settings that several people change. Every change names its author, and each person can undo their own.
 
 python audit.py settings set ann report '{"image": "report:4"}'
 python audit.py settings undo ann
@@ -18,14 +18,15 @@ import opslog
 
 @dataclass
 class Job:
-    """Documents are checked: what is no Job is refused, with the place that is wrong."""
+    """The type of the documents. A document that is not a Job is refused, and the error names the wrong field."""
 
     image: str
     memory_mb: int = 256
 
 
 def change(store: opslog.Store[Job], id: str, fields: dict[str, Any]) -> None:
-    """Change some fields of a job, or make it. Nothing that others write meanwhile is lost: it is decided anew then."""
+    """Change some fields of a job, or create it. If somebody else writes the job meanwhile, the change is made again on
+    the new document, so nothing is lost."""
 
     def changed(job: Job | None) -> Job:
         old: dict[str, Any] = {} if job is None else vars(job)
@@ -38,7 +39,7 @@ def change(store: opslog.Store[Job], id: str, fields: dict[str, Any]) -> None:
 
 
 def log(store: opslog.Store[Job], id: str) -> None:
-    """What happened to one job, the oldest first. It goes back as far as the store keeps history: see main."""
+    """Print the history of one job, oldest first. It goes back as far as the store keeps history: see main."""
     for revision in store.history(id):
         record = revision.record
         what = bytes(record.data).decode() if isinstance(record, opslog.Set) else "deleted"

@@ -1,11 +1,11 @@
-"""A copy of a store in SQLite, for reports and other programs, kept up to date by what changed.
+"""A copy of a store in SQLite, for reports and other programs. Each run copies only what has changed.
 
 python mirror.py board board.sqlite            # once, as from cron
 python mirror.py board board.sqlite --follow   # without end
 sqlite3 board.sqlite 'SELECT document ->> "$.status", count(*) FROM documents GROUP BY 1'
 
-Kill it when you like. The token says up to where the copy has come. It is written in the same transaction as the rows,
-so the next run goes on from there and misses nothing.
+You can kill it at any moment. The token says how far the copy has come. It is written in the same transaction as the
+rows, so the next run continues from there and misses nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def take(database: sqlite3.Connection, changes: opslog.Changes[dict[str, Any]]) 
     """
     written = deleted = 0
     with database:  # a transaction: the rows and the token, or neither
-        if changes.reset:  # the first time, or the history since the token is gone: these are all documents
+        if changes.reset:  # the first time, or if the history since the token is gone: these are all documents
             database.execute("DELETE FROM documents")
         for change in changes:
             if change.document is None:

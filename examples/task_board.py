@@ -1,4 +1,4 @@
-"""A task board: any number of workers, and each task is done once, also that of a worker that was killed.
+"""A task board for any number of workers. Each task is done once, even if its worker is killed.
 
 python task_board.py board add "Build API" "Write tests"
 python task_board.py board work ann     # in as many terminals as you like
@@ -31,24 +31,24 @@ def is_open(task: dict[str, Any] | None) -> bool:
 def work(store: opslog.Store[dict[str, Any]], name: str, seconds: float) -> None:
     """Do open tasks until none is left.
 
-    :param seconds: for how long a task is claimed. If its worker is killed, another one takes it over after this time.
+    :param seconds: how long a claim lasts. If the worker is killed, another one takes the task over after this time.
     """
-    leases: dict[str, opslog.Lease] = {}  # kept: a lease that somebody else has is watched through the same object
+    leases: dict[str, opslog.Lease] = {}  # kept, because a lease watches another worker's claim from call to call
     while tasks := store.find('status = "open"'):
         done = 0
         for id, task in tasks:
             lease = leases.setdefault(id, opslog.Lease(store, id, seconds))
-            if not lease.claim(is_open):  # somebody else has it, or has done it meanwhile
+            if not lease.claim(is_open):  # another worker has it, or has done it meanwhile
                 continue
-            result = task["title"].upper()  # here the work is done; if it takes long, call lease.renew() on the way
+            result = task["title"].upper()  # the work happens here; if it takes long, call lease.renew() meanwhile
             try:
                 lease.finish({**task, "status": "done", "result": result, "by": name})
             except opslog.LeaseLostError:
-                continue  # it took too long, and another worker does it now: nothing was written
+                continue  # it took too long, and another worker has taken it over: nothing was written
             done += 1
             print(name, "did", id)
         if not done:
-            time.sleep(WAIT_SECONDS)  # others are busy with what is left
+            time.sleep(WAIT_SECONDS)  # others are working on the rest
         store.refresh()
 
 

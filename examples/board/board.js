@@ -1,4 +1,4 @@
-// A board whose cards move while agents work: the documents of a store, kept up to date by its feed.
+// A board whose cards move while agents work. The feed of a store keeps its documents up to date.
 //
 //   index.html?server=http://127.0.0.1:4437&store=tasks
 
@@ -12,15 +12,15 @@ const documents = new Map() // by id
 const cards = new Map() // by id, as they are shown
 const state = document.getElementById("state")
 
-// The feed is a stream of the State Protocol. Whoever applies all of its messages from the beginning (offset -1) has
-// exactly the documents of the store.
+// The feed is a stream of the State Protocol. A reader that applies all of its messages from the beginning (offset -1)
+// has exactly the documents of the store.
 function apply(message) {
-    if (message.type !== store) return // a control message, or the name of a commit that changed nothing
+    if (message.type !== store) return // a control message, or one that only names a commit
     if (message.headers.operation === "delete") documents.delete(message.key)
     else documents.set(message.key, message.value)
 }
 
-// Where a document stands. A lease beside it says who has claimed it (docs/leases.md).
+// The column of a document. Its lease says who has claimed it (docs/leases.md).
 function columnOf(id, task) {
     if (task.status === "done") return "done"
     return documents.has(`lease/${id}`) ? "claimed" : "open"
@@ -45,14 +45,14 @@ function drawCard(id, task) {
     const note = document.createElement("small")
     card.dataset.id = id
     card.dataset.text = JSON.stringify([column, ...text])
-    card.append(text[0], note) // as text: what a document holds is never markup
+    card.append(text[0], note) // as text, so that nothing in a document is markup
     note.textContent = text[1]
     shown?.remove()
     cards.set(id, card)
     document.querySelector(`[data-column=${column}]`).append(card)
 }
 
-// An answer of the server ends after a minute; the next one goes on at the offset where it was.
+// The server ends an answer after a minute. The next request continues at the last offset.
 function follow(offset) {
     const source = new EventSource(`${feed}?live=sse&offset=${offset}`)
     source.addEventListener("data", (event) => JSON.parse(event.data).forEach(apply))
@@ -65,7 +65,7 @@ function follow(offset) {
         const wasRefused = source.readyState === EventSource.CLOSED
         source.close()
         if (!wasRefused) return setTimeout(follow, WAIT_MS, offset)
-        // What lay before the newest snapshots is trimmed, and a server that keeps streams in memory forgets them all.
+        // The server has trimmed the messages before its newest snapshots, or has lost streams that it kept in memory.
         state.textContent = `No feed at ${feed}. Start: opslog serve --store ${store}=./${store}`
         documents.clear()
         setTimeout(follow, WAIT_MS, "-1")
