@@ -45,7 +45,8 @@ class AsyncCase(NamedTuple):
 class _Watched:
     """Counts the waits of a coroutine, and cancels its task at one of them.
 
-    :ivar waits: how often it has waited so far; `cancelled`: whether its task was cancelled before its end.
+    :ivar waits: how many times it has waited so far.
+    :ivar cancelled: whether its task was cancelled before its end.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, object], number: int = 0, moment: str = "") -> None:

@@ -14,13 +14,14 @@ from tests.interrupts.stage import Documents, Stage
 class Handled:
     """The outcome of the call that a handler made.
 
-    :ivar written, others: the documents that it has written, of the store itself and of another one.
+    :ivar written, others: the documents that it has written: to the store itself, and to another one.
     :ivar is_in_batch: whether its writes became a part of the batch that its thread had open, and share the outcome of
         that batch.
     :ivar has_closed: whether it has closed the store.
     :ivar brought: the ids of others' writes that it read.
     :ivar read: the document "x", if it read that.
-    :ivar refused: why the store refused; `error`: what else it raised.
+    :ivar refused: why the store refused the call.
+    :ivar error: any other exception of the call.
     """
 
     written: Documents = field(default_factory=dict)

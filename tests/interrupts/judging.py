@@ -25,17 +25,22 @@ class Step:
 class Observed:
     """The outcome of an interrupted call, and the state of the store after it.
 
-    :ivar error: what the call raised, None where it returned; `injected`: what came in between, None where
-        that was a handler that made a call itself, as `handled` says.
-    :ivar possible: what the documents may be without what the steps have written; see `Call.possible`.
-    :ivar written: the documents that the steps have written, of those that returned, in that order; `others`: those
-        that another agent wrote meanwhile.
-    :ivar memory: the documents of the store itself at the end, None where it refused to say; `fresh`: those that
-        another reader found then; `reopened`: those that the next session of the agent found.
-    :ivar handed: commits that were handed out, in that order; `of_others`: those that others have written.
-    :ivar faults: what `verify` found; `left`: threads and descriptors that are still there; `warnings`: what Python had
-        to say; `also`: what belongs to this call alone.
-    :ivar vanished: whether what came in between came into a finalizer, of which Python lets nothing out.
+    :ivar error: the exception of the call, None if it returned.
+    :ivar injected: the exception that was raised inside the call. None: a handler made a call of its own instead, which
+        `handled` describes.
+    :ivar possible: the states that the documents may be in, without the writes of the steps; see `Call.possible`.
+    :ivar written: the documents that the steps have written, if they returned, in the order of the steps.
+    :ivar others: the documents that another agent wrote meanwhile.
+    :ivar memory: the documents of the store itself at the end, None if it refused to read them.
+    :ivar fresh: the documents that another reader found then.
+    :ivar reopened: the documents that the agent's next session found.
+    :ivar handed: the commits that were handed out, in order.
+    :ivar of_others: the commits that others have written.
+    :ivar faults: the findings of `verify`.
+    :ivar left: threads and descriptors that are still there.
+    :ivar warnings: the reports by Python.
+    :ivar also: the problems that only this call can leave.
+    :ivar vanished: whether the exception was raised in a finalizer. Python lets none out of it.
     """
 
     injected: BaseException | None

@@ -30,9 +30,9 @@ Kind = Literal["after", "instead"]
 
 
 class Place(NamedTuple):
-    """Where a call is: its `number` among the places of this call, and where that is in the source, for people.
+    """A place of a call: its `number` among the places of this call, and its position in the source, for people.
 
-    :ivar code, offset: the instruction to which what comes in between belongs.
+    :ivar code, offset: the instruction to which an exception raised here belongs.
     """
 
     number: int
@@ -75,12 +75,12 @@ def at_places(call: Callable[[], T], handler: Handler, kind: Kind = "after", *, 
 def at_each(
     call: Callable[[int], Callable[[], T]], handler: Callable[[], None], stride: int = 1
 ) -> Iterator[tuple[Place, T | Exception]]:
-    """Make a call again and again, with the handler at one place after the other, until there is no further place.
+    """Repeat a call, with the handler at one place after the other, until there is no further place.
 
-    :param call: prepares the call of a number, and gives it.
-    :param handler: what it raises is raised at the place.
-    :param stride: from one place to the next; 1: every place.
-    :returns: per place what the call returned or raised.
+    :param call: prepares the call with a number, and returns it.
+    :param handler: its exceptions are raised at the place.
+    :param stride: the step from one place to the next; 1 for every place.
+    :returns: for each place, what the call returned or raised.
     """
     for number in itertools.count(1, stride):
         prepared = call(number)
@@ -224,8 +224,8 @@ of a value does so, too.)"""
 class _Step(NamedTuple):
     """What is known of an instruction before it runs.
 
-    :ivar belongs_to: the offset of the instruction with which it makes a place, None if it makes none.
-    :ivar is_after_call: whether there is a place only if the call before it was of nothing in Python.
+    :ivar belongs_to: the offset of the instruction with which it forms a place; None if it forms none.
+    :ivar is_after_call: whether there is a place only if the call before it was not of Python code.
     """
 
     belongs_to: int | None
@@ -259,11 +259,11 @@ def _leads(code: CodeType, offset: int) -> int | None:
 
 
 def _is_called_by_c(frame: FrameType) -> bool:
-    """Whether a function in Python was called by something that is not, as a class calls ``__init__``: a
-    `functools.partial`, a cache, ``sorted`` for its key, a bound method with ``*arguments``.
+    """Whether C code has called a Python function: a class that calls ``__init__``, a `functools.partial`, a cache,
+    ``sorted`` with a key, a bound method with ``*arguments``.
 
-    Python shows this nowhere, so it is read from the interpreter's own frame: a flag of that in Python 3.11; from 3.12
-    on, whose frame comes before it.
+    Python does not expose this, so it is read from the interpreter's own frame: in Python 3.11 from a flag of the
+    frame, from 3.12 on from the owner of the frame before it.
     """
     own = _pointer(id(frame) + 24)
     if sys.hexversion < 0x030C0000:
@@ -321,7 +321,7 @@ _OTHERS = (
 
 @functools.cache
 def _is_ours(name: str) -> bool:
-    """Whether a file is of opslog or of what it calls: not of the tests and what they call; nor of those parts of
-    Python that an exception in their midst can break for good, about which nobody can do anything: imports, threads and
-    what is made of them, and logging, whose one lock would stay taken for all tests that come after."""
+    """Whether a file belongs to opslog or to code that it calls. Files of the tests, and code that only they call, do
+    not count. Nor do parts of Python that an exception can break for good, because nobody can do anything about that:
+    imports, threads and what is built on them, and logging, whose one lock would stay taken for all later tests."""
     return not any(part in name for part in _OTHERS)

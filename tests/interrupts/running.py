@@ -45,7 +45,8 @@ class Case(NamedTuple):
 class Result(NamedTuple):
     """The place where something came in, empty if there is no such place; and the problems found.
 
-    :ivar is_lost: whether the store said that it has to be reopened; `hangs`: whether it did not come to its end.
+    :ivar is_lost: whether the store said that it has to be reopened.
+    :ivar hangs: whether the case did not end.
     """
 
     where: str
@@ -96,8 +97,8 @@ def _call(name: str) -> Call:
 
 
 class Runner:
-    """Runs cases, each in the same two threads: one in which a call is interrupted and goes on, and another one, since
-    a lock that its own thread can take again may be lost for all others."""
+    """Runs all cases in the same two threads: a call is interrupted and continues in the first one. The second one
+    makes calls, too, because a reentrant lock that stays taken blocks only other threads."""
 
     def __init__(self) -> None:
         self.first, self._second = _Thread(), _Thread()

@@ -45,10 +45,11 @@ SETTINGS_OF_ALL = [Setting(storage, durability) for storage in STORAGES for dura
 class Stage:
     """Agent "a" has `store` open, and `other` is agent "b", who wrote something that "a" has not read yet.
 
-    :param options: of the store.
-    :ivar handed: (agent, clock) of each commit that "a" was handed out, in that order.
-    :ivar of_others: those that "b" has written, in that order.
-    :ivar opened: stores that calls have opened besides; `tasks`: what they have begun.
+    :param options: the options of the store.
+    :ivar handed: (agent, clock) of each commit that was handed out to "a", in order.
+    :ivar of_others: (agent, clock) of each commit that "b" has written, in order.
+    :ivar opened: further stores that calls have opened.
+    :ivar tasks: the tasks that calls have started.
     """
 
     def __init__(self, setting: Setting, **options: Any) -> None:

@@ -14,7 +14,8 @@ from tests.powercut.judging import Logs, Written, judge, shown, survivors, write
 class Cutter:
     """Judges everything that a power cut may leave of a run, each image once.
 
-    :ivar images: how many there were; `points`: of how many moments.
+    :ivar images: how many images there were.
+    :ivar points: at how many moments the power was cut.
     """
 
     def __init__(self, world: Path, scratch: Path, before: Logs | None = None) -> None:

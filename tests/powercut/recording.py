@@ -33,7 +33,7 @@ _PAUSES = {"_fdatasync": 0.5, "_fsync": 0.15}
 class Turns:
     """Threads of which only one runs at a time.
 
-    :ivar doomed: by thread, how many system calls it still has before it is killed; 0 for one that was.
+    :ivar doomed: for each thread to be killed, how many system calls it may still make; 0 after the kill.
     """
 
     def __init__(self, seed: object) -> None:

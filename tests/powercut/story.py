@@ -132,7 +132,7 @@ def opened(
 ) -> Iterator[Store]:
     """Opens a store that does nothing by itself: only `flush` and `close` write the buffer.
 
-    :param settings: of a new one.
+    :param settings: the settings of a new store.
     """
     with opslog.open(
         root,

@@ -122,7 +122,7 @@ def consumers_get_each_commit_once(taken: Set[Stamp], more: Set[Stamp], who: str
 
 @invariant
 def consumers_miss_no_commit(begun: Set[Stamp], taken: Set[Stamp], logs: Logs, who: str) -> str | None:
-    """Every commit made after a consumer began anew is in the changes that it got since."""
+    """Every commit made after a consumer started again is in the changes that it got since then."""
     written = {commit.stamp for log in logs.values() for commit in log if not isinstance(commit, Seal)}
     missing = written - begun - taken
     return f"{who} was never given {min(missing)}" if missing else None

@@ -36,10 +36,11 @@ class Fault(NamedTuple):
 
 
 class Bucket:
-    """All of it in memory.
+    """A bucket in memory.
 
     :ivar page: how many objects one page of a listing has.
-    :ivar asked: the requests so far; `fault`: what becomes of the next one, None: what it asks for.
+    :ivar asked: the requests so far.
+    :ivar fault: the outcome of the next request; None: it succeeds.
     """
 
     def __init__(self) -> None:
@@ -142,7 +143,8 @@ BUCKETS: dict[str, Bucket] = {}
 def open_url(
     url: str, *, create: bool = True, environment: Environment = REAL, now: Callable[[], float] = time.time
 ) -> ObjectBackend:
-    """:param now: the storage's own clock; `environment`: what waiting costs."""
+    """:param now: the storage's own clock.
+    :param environment: decides how waiting passes time."""
     bucket = BUCKETS.setdefault(url.removeprefix("bucket://"), Bucket())
     bucket.now = now
     return ObjectBackend(bucket, url, "prefix/", environment=environment)

@@ -47,7 +47,7 @@ Result = dict[str, Any]
 class Computed:
     """The headers or parameters that the suite wants computed for each request.
 
-    :ivar sent: with the last request. :ivar fixed: of the command at hand.
+    :ivar sent: the values sent with the last request. :ivar fixed: the fixed values of the current command.
     """
 
     def __init__(self) -> None:

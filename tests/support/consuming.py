@@ -11,8 +11,8 @@ from opslog.format.commits import Stamp
 class Consumer:
     """The state of a program that follows a store by `changes`.
 
-    :ivar documents: the store's, as of `token`.
-    :ivar stamps: of all commits that were in it since the last reset.
+    :ivar documents: the documents of the store as of `token`.
+    :ivar stamps: the stamps of all commits since the last reset.
     """
 
     def __init__(self) -> None:
