@@ -18,7 +18,7 @@ def main() -> None:
     _replace_closed_streams()
     try:
         code = _app()(sys.argv[1:])
-    except KeyboardInterrupt:  # before it could see to that
+    except KeyboardInterrupt:  # before the command could handle it
         code = _INTERRUPTED
     end_quickly()
     sys.exit(code)
@@ -32,8 +32,8 @@ def _app() -> Callable[[Sequence[str]], int]:
 
 
 def _replace_closed_streams() -> None:
-    """Whoever started this may have closed standard streams. The next file to be opened would take the place of one,
-    and a last word of the interpreter on stderr could end up in a log."""
+    """Open standard streams that the parent process has closed. Otherwise the next opened file would get the number of
+    one, and a message of the interpreter to stderr could end up in a log."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             lowest_free = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""The list of commands, and what becomes of their errors: a sentence on stderr and an exit code."""
+"""The list of commands, and the handling of their errors: each becomes a sentence on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opslog.cli.output import report, report_conflict, report_error
 from opslog.cli.session import Session, common_options
 from opslog.errors import ConflictError, MissingStoreError, NotFoundError, OpslogError, UsageError
 
-# Name to (module, summary): so that one command does not load the others, nor a list of them any.
+# Name to (module, summary), so that a command does not load the others, and their list loads none.
 _COMMANDS = {
     "get": ("documents", "Print a document."),
     "set": ("writing", "Give a document a new value."),
@@ -75,10 +75,10 @@ click.version_option(opslog.__version__, prog_name="opslog")(app)
 
 
 def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog") -> int:
-    """Run one command; returns its exit code. Everything that goes wrong is reported on stderr.
+    """Run one command, report its errors on stderr, and return its exit code.
 
-    :param app: the commands there are.
-    :param program: what it is called.
+    :param app: the commands.
+    :param program: the name of the program.
     """
     session = Session()
     try:
@@ -101,7 +101,7 @@ def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog
         session.json = session.json or "--json" in arguments
         return _report_usage(error, session)
     except BrokenPipeError:
-        # Who read our output has seen enough. What is left of it must not fail again when the interpreter exits.
+        # The reader of our output has seen enough. The rest of it must not fail again when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CLOSED_PIPE
     except (click.Abort, KeyboardInterrupt):

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @click.command("get", cls=StoreCommand, options=READS)
 @click.argument("id", type=document_id, shell_complete=complete_id)
-@click.option("--stamp", is_flag=True, help="Before the document, its stamp (see set --if-stamp) and who wrote it.")
+@click.option("--stamp", is_flag=True, help="Print its stamp (see set --if-stamp) and author before the document.")
 @as_of_option
 @click.pass_obj
 def get_command(session: Session, id: str, stamp: bool, as_of: Point | None) -> int:
     """Print the document ID as JSON: indented at a terminal, otherwise on one line.
 
-    Exit code 1: there is none.
+    Exit code 1: it does not exist.
     """
     with session.reading(as_of) as store:
         record = store.record(id)

@@ -19,16 +19,16 @@ from opslog.environment import REAL
 @click.command("changes", cls=StoreCommand, options=READS)
 @click.option("--since", metavar="TOKEN", help="Begin where an earlier call ended; default: everything there is.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after about N commits.")
-@click.option("--follow", is_flag=True, help="Go on for ever, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Continue until Ctrl-C.")
 @every_option("How often --follow asks.")
 @click.pass_obj
 def changes_command(session: Session, since: str | None, limit: int | None, follow: bool, every: float) -> None:
-    """Show the documents that changed since a token, each once and as it is now, and then the token to go on from.
+    """Show the documents that changed since a token, each once and as it is now, and then the token to continue from.
 
-    Where what lies between is no longer kept, and without --since, a line `reset` comes first: all documents follow.
+    Without --since, or if older changes are no longer kept, a line `reset` comes first, and all documents follow.
     """
     if follow and limit is not None:
-        raise click.UsageError("--limit ends where --follow goes on: give one of them")
+        raise click.UsageError("--limit stops, and --follow does not: give only one of them")
     try:
         with session.reading(environment=replace(REAL, sleep=wait_while_read)) as store:
             for changes in store.follow(since, every) if follow else [store.changes(since, limit)]:
@@ -48,7 +48,7 @@ def _show(session: Session, changes: opslog.Changes[Any], *, paged: bool) -> Non
         write_json({"op": "token", "token": changes.token, "commits": list(map(_effect, changes.commits))})
     else:
         rows(["op", "id", "document"], _rows(changes), paged=paged)
-        # Whole, however narrow the terminal is: it is there to be copied.
+        # In full, however narrow the terminal is, because it will be copied.
         write(f"go on with --since {changes.token}" if is_terminal() else f"token\t\t{changes.token}")
 
 

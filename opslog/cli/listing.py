@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     metavar="PATH",
     help="In order of this field; may be repeated. Default: in order of id.",
 )
-@click.option("--desc", is_flag=True, help="Turn the order round.")
+@click.option("--desc", is_flag=True, help="Reverse the order.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N documents.")
-@click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Without the first N of them.")
+@click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N.")
 @click.option("--ids", is_flag=True, help="Only the ids.")
 @columns_option
-@click.option("--stamp", is_flag=True, help="Behind the id, the stamp and who wrote it, as of get.")
+@click.option("--stamp", is_flag=True, help="Print stamp and author after the id, as get does.")
 @as_of_option
 @click.pass_obj
 def ls_command(
@@ -55,7 +55,7 @@ def ls_command(
 ) -> None:
     """List documents, one per line: the id, a tab, the document."""
     if ids and (stamp or columns is not None):
-        raise click.UsageError("--ids prints the ids alone: leave --stamp and --columns out")
+        raise click.UsageError("--ids prints only ids: leave out --stamp and --columns")
     if desc:
         orders = [Order(each.path, not each.is_descending) for each in [*orders, Order(BY_ID, is_descending=False)]]
     asked = Question(all_of(conditions), tuple(orders), limit, offset)
@@ -71,7 +71,7 @@ def ls_command(
 
 @click.command("count", cls=StoreCommand, options=READS)
 @where_option("Only documents that fulfil this, as for ls; may be repeated.")
-@click.option("--by", type=path, metavar="PATH", help="How many there are with each value of this field.")
+@click.option("--by", type=path, metavar="PATH", help="Count the documents with each value of this field.")
 @as_of_option
 @click.pass_obj
 def count_command(session: Session, conditions: Sequence[Condition], by: Path | None, as_of: Point | None) -> None:

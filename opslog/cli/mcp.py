@@ -11,21 +11,21 @@ from opslog.cli.session import WRITES, Session, StoreCommand, log_level_option
 
 
 @click.command("mcp", cls=StoreCommand, options=WRITES)
-@click.option("--read-only", is_flag=True, help="Offer only what changes nothing; the store must exist.")
+@click.option("--read-only", is_flag=True, help="Offer only tools that change nothing; the store must exist.")
 @click.option("--tools", metavar="NAMES", help="Offer only these tools: find,get,claim,release. Default: all.")
-@click.option("--memory", is_flag=True, help="The tools of the reference memory server instead: entities, relations.")
+@click.option("--memory", is_flag=True, help="Offer the tools of the reference memory server instead.")
 @click.option(
     "--memory-file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="What a memory server has kept so far: taken in once, where the store has none. [MEMORY_FILE_PATH]",
+    help="The file of a memory server, to import once, if the store has no memory yet. [MEMORY_FILE_PATH]",
 )
 @click.option("--http", metavar="HOST:PORT", help="Serve at http://HOST:PORT/mcp instead of stdin and stdout.")
 @click.option(
     "--tokens",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="With --http: TOML file of the bearer tokens that may read and write, as of `opslog serve`.",
+    help="With --http: TOML file of the bearer tokens that may read and write, as for `opslog serve`.",
 )
-@click.option("--anyone", is_flag=True, help="With --http: take requests for any host name, and without --tokens any.")
+@click.option("--anyone", is_flag=True, help="With --http: accept any host name, and without --tokens everyone.")
 @log_level_option
 @click.pass_obj
 def mcp_command(
@@ -40,10 +40,10 @@ def mcp_command(
     anyone: bool,
     log_level: str,
 ) -> None:
-    """Serve the store to a language-model agent by the Model Context Protocol, at stdin and stdout, until it goes away.
+    """Serve the store to a language-model agent by the Model Context Protocol, on stdin and stdout.
 
-    What it writes is written as --agent (default: mcp), with the names of this machine and process. Any number of
-    servers may serve one store at once.
+    It writes as --agent (default: mcp), with the names of this machine and process. Any number of servers may serve
+    one store at once.
     """
     try:
         from opslog.doors.logs import configure
@@ -72,7 +72,7 @@ def mcp_command(
 
 
 def _kept_so_far() -> Path | None:
-    """The file of a reference server whose configuration was taken over; None where it has not written any yet."""
+    """The file in the configuration of a reference server; None if that server has not written it yet."""
     named = os.environ.get("MEMORY_FILE_PATH")
     return Path(named) if named and Path(named).exists() else None
 

@@ -1,6 +1,6 @@
-"""How commands answer: JSON for programs, tables for people at a terminal, plain lines in a pipe; errors on stderr.
+"""Output of commands: JSON for programs, tables for people at a terminal, plain lines in a pipe; errors on stderr.
 
-What is stored never reaches a terminal as a control sequence: documents and ids are shown with such characters escaped.
+Stored text never reaches a terminal as a control sequence: documents and ids are shown with such characters escaped.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from opslog.format.commits import Record, Set
 if TYPE_CHECKING:
     from opslog.query.paths import Path
 
-# What turns the direction of writing round, so that a line reads as another one.
+# Characters that reverse the direction of writing, so that a line reads as another one.
 _DIRECTIONS = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _CONTROL = rf"[\x00-\x1f\x7f-\x9f\u2028\u2029{_DIRECTIONS}]"
 # Of the control characters, and the line ends of Unicode, those that may stand in JSON text as they are.
 _UNESCAPED_CONTROL = rf"[\x7f-\x9f\u2028\u2029{_DIRECTIONS}]"
 
-# Compiled when it is used: not all commands have an answer for people, and these take long to compile.
+# Compiled on first use: not all commands print for people, and these take long to compile.
 _compiled = cache(re.compile)
 
-# Of a table, in characters: between two columns, and what its last column gets at the least.
+# In a table, in characters: the gap between two columns, and the least width of the last one.
 _GAP, _NARROWEST = 2, 10
-# How many lines of a table say how wide its columns are.
+# How many lines of a table decide how wide its columns are.
 _MEASURED = 100
 
 
@@ -59,9 +59,9 @@ def write_json(value: object) -> None:
 
 
 def wait_while_read(seconds: float) -> None:
-    """Wait, unless nobody reads our output any more: with no commit to write, nothing else would show it.
+    """Wait, unless nobody reads our output any more. As long as there is nothing to write, no write would notice that.
 
-    :raises BrokenPipeError: whoever read it is gone.
+    :raises BrokenPipeError: the reader is gone.
     """
     output = select.poll()
     output.register(sys.stdout.fileno(), 0)  # errors are reported without asking for them
@@ -73,12 +73,12 @@ def wait_while_read(seconds: float) -> None:
 
 
 def say(message: str) -> None:
-    """Say something to a person, beside the answer."""
+    """Print a message for a person, on stderr."""
     click.echo(f"opslog: {one_line(message)}", err=True)
 
 
 def report(session: Session, name: str, message: str, **details: object) -> None:
-    """Report on stderr what went wrong: a sentence, or for programs {"error": name, "message": …} with the details."""
+    """Report an error on stderr: as a sentence, or for programs as {"error": name, "message": …} with the details."""
     if not session.json:
         say(message)
         return
@@ -89,7 +89,7 @@ def report(session: Session, name: str, message: str, **details: object) -> None
 
 
 def report_error(session: Session, error: OpslogError, code: int, **details: object) -> int:
-    """Report an error with what it knows of the place, and return the exit code."""
+    """Report an error, with its place if it knows one, and return the exit code."""
     known = {name: getattr(error, name, None) for name in ("path", "offset", "place")}
     known = {name: value for name, value in known.items() if value not in (None, "")}
     report(session, type(error).__name__, str(error), **known, **details)
@@ -105,7 +105,7 @@ def report_missing(session: Session, ids: Sequence[str]) -> int:
 
 
 def report_conflict(session: Session, error: ConflictError) -> int:
-    """Report that a condition is not true, with what is there now, and return the exit code."""
+    """Report that a condition is not true, with the current document, and return the exit code."""
     now = None if error.record is None else signed(error.record)
     if session.json:
         return report_error(session, error, 1, id=error.id, now=now)
@@ -124,12 +124,12 @@ def answer(session: Session, value: object, text: str) -> None:
 
 
 def local_time(ts: str) -> datetime:
-    """A time of a log where this machine is."""
+    """A time from a log, in this machine's time zone."""
     return datetime.fromtimestamp(parse_ts(ts), UTC).astimezone()
 
 
 def short_time(ts: str) -> str:
-    """A time for a person: how long ago, or, of an earlier day, its date and time here."""
+    """A time for a person: how long ago it was, or, on an earlier day, the local date and time."""
     here = local_time(ts)
     now = datetime.fromtimestamp(REAL.time(), UTC).astimezone()
     seconds = int((now - here).total_seconds())
@@ -139,7 +139,7 @@ def short_time(ts: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """So many of something: ``1 document``, ``200,000 documents``."""
+    """A count with its noun: ``1 document``, ``200,000 documents``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -149,13 +149,13 @@ def joined(parts: Sequence[str]) -> str:
 
 
 def unicode_text(text: str) -> str:
-    """The text with escapes for bytes of an argument that are no UTF-8 (Python holds them as halves of surrogate
+    """The text, with escapes for bytes of an argument that are not UTF-8 (Python holds them as halves of surrogate
     pairs)."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def one_line(text: str) -> str:
-    """Text with names in it that others gave to files: on one line, without control characters."""
+    """Text that may contain file names of others: on one line, without control characters."""
     return _compiled(_CONTROL).sub(_escaped, text)
 
 
@@ -164,21 +164,21 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """JSON text, or text with JSON strings in it, without control characters: as a terminal may show it."""
+    """JSON text, or text with JSON strings in it, as a terminal may show it: without control characters."""
     return _compiled(_UNESCAPED_CONTROL).sub(_escaped, text)
 
 
 def id_text(id: str) -> str:
-    """The id as it is, or, where that would not be one visible word of a line, as a JSON string."""
+    """The id as it is, or as a JSON string if it would not be one visible word on a line."""
     if id and not id.startswith('"') and not _compiled(_CONTROL).search(id):
         return id
     return orjson.dumps(id).decode()
 
 
 class Shown:
-    """What is shown of a document: all of it, or what it has at some paths.
+    """The part of a document that is shown: all of it, or its values at some paths.
 
-    :param columns: these; None: all of it.
+    :param columns: the paths; None: all of it.
     :ivar titles: of the columns of a table.
     """
 
@@ -187,7 +187,7 @@ class Shown:
         self.titles = ["document"] if columns is None else list(map(str, columns))
 
     def cells(self, record: Record) -> list[str]:
-        """For a table. Text is as it is, everything else is JSON, and nothing is empty."""
+        """For a table: text as it is, other values as JSON, and a missing value as an empty cell."""
         if self._columns is None:
             return [bytes(record.data).decode() if isinstance(record, Set) else ""]
         found = self._values(record)
@@ -200,7 +200,7 @@ class Shown:
         return {"data": orjson.Fragment(bytes(record.data))} if isinstance(record, Set) else {}
 
     def _values(self, record: Record) -> dict[str, object]:
-        """What there is, by path. A path with [*] leads to a list."""
+        """The values that exist, by path. A path with [*] has a list."""
         if not isinstance(record, Set):
             return {}
         from opslog.query.values import MISSING
@@ -233,10 +233,10 @@ def signed(record: Set, shown: Shown | None = None) -> dict[str, object]:
 def documents(
     session: Session, found: Iterable[Set], columns: Sequence[Path] | None = None, *, stamps: bool = False
 ) -> None:
-    """Documents: a table at a terminal, otherwise one per line.
+    """Print documents: as a table at a terminal, otherwise one per line.
 
     :param columns: as of `Shown`.
-    :param stamps: with their stamps and authors.
+    :param stamps: print their stamps and authors, too.
     """
     shown = Shown(columns)
     if session.json:
@@ -251,8 +251,8 @@ def documents(
 
 
 def rows(titles: Sequence[str], lines: Iterable[Sequence[str]], *, paged: bool = True) -> None:
-    """A table at a terminal, whose last column takes what the others leave of its width; otherwise lines with tabs
-    between the columns. Each line is shown when it is there: the columns are as wide as the first lines need.
+    """Print a table at a terminal, otherwise lines with tabs between the columns. The last column gets the width that
+    the others leave. Each line is printed as soon as it is there, so the first lines decide how wide the columns are.
 
     :param paged: whether a table that is longer than the screen goes through the pager.
     """
@@ -279,7 +279,7 @@ def rows(titles: Sequence[str], lines: Iterable[Sequence[str]], *, paged: bool =
 class Columns:
     """The columns of a table at a terminal.
 
-    :param first: the lines by which widths are chosen. A cell of a later line may be longer: ids are shown whole.
+    :param first: the lines that decide the widths. A cell of a later line may be longer, because ids are shown whole.
     """
 
     def __init__(self, titles: Sequence[str], first: Sequence[Sequence[str]], width: int) -> None:
@@ -292,7 +292,7 @@ class Columns:
     def line(self, cells: Sequence[str]) -> str:
         shown = ""
         for cell, width in zip(cells, self._widths, strict=False):
-            # An id of a screen's width must leave room for its document.
+            # An id as wide as the screen must leave room for its document.
             text = self._cropped(cell, self._width // 2)
             shown += text + " " * (_GAP + max(0, min(width, self._width // 2) - self._cell_len(text)))
         return (shown + self._cropped(cells[-1], max(self._width - self._cell_len(shown), _NARROWEST))).rstrip()

@@ -44,7 +44,7 @@ _limit_option = click.option(
 def history_command(session: Session, id: str, columns: Sequence[Path] | None, limit: int | None) -> int:
     """Show what happened to the document ID, oldest first, as far back as logs are kept.
 
-    Exit code 1: nothing is known of it.
+    Exit code 1: nothing is known about it.
     """
     with session.reading() as store:
         revisions = store.history(id)
@@ -72,7 +72,8 @@ def ops_command(session: Session, since: int | None, by: str | None, limit: int 
     """Show the commits of all agents that are kept, in the order of their clocks: as log lines, or a table at a
     terminal.
 
-    A clock is no cursor: a commit may come later with a smaller one. To go on from where you were, use `changes`.
+    A clock is not a cursor, because a commit may come later with a smaller clock. To continue from where you were, use
+    `changes`.
     """
     with session.reading() as store:
         commits = (commit for commit in store.ops(since) if by is None or commit.author == by)
@@ -92,7 +93,7 @@ def watch_command(session: Session, every: float) -> None:
                     write(line)
                 sys.stdout.flush()
     except KeyboardInterrupt:
-        pass  # the one way to end it
+        pass  # the only way to end it
 
 
 def _show(session: Session, commits: Iterable[opslog.Commit]) -> None:
@@ -104,7 +105,7 @@ def _show(session: Session, commits: Iterable[opslog.Commit]) -> None:
 
 
 def _watched(commit: opslog.Commit) -> Iterator[str]:
-    """A line for each document that a commit wrote, or gave back."""
+    """A line for each document that a commit wrote or restored."""
     time = f"{local_time(commit.ts):%H:%M:%S}"
     columns = Columns(["12:00:00", "planner", "delete", "task-000", ""], [], shutil.get_terminal_size().columns)
     if isinstance(commit, opslog.Undo):

@@ -1,4 +1,4 @@
-"""What all commands have in common: which store, under which agent name, and in which form they answer."""
+"""What all commands have in common: the store, the agent's name, and the form of their output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Session(msgspec.Struct):
 
     :ivar store: a directory or URL.
     :ivar agent: the name to write under.
-    :ivar json: whether a program reads the answer.
+    :ivar json: whether a program reads the output.
     """
 
     store: str | None = None
@@ -42,8 +42,8 @@ class Session(msgspec.Struct):
             raise click.UsageError("no store was named: give --store DIRECTORY, or set OPSLOG_STORE")
         return self.store
 
-    # The command line knows no schema: documents of every version are read as they are, and keep theirs when set.
-    # Nobody should wait for a compaction because they set one document; that is what `opslog compact` is for.
+    # The command line has no schema: it reads documents of every version as they are, and a set keeps the version.
+    # It starts no compaction: nobody should wait for one because they set a document. `opslog compact` does that.
 
     def reading(self, as_of: Point | None = None, *, environment: Environment = REAL) -> opslog.Store[Document]:
         """The store for reading. It must exist."""
@@ -52,7 +52,7 @@ class Session(msgspec.Struct):
     def writing(self, *, create: bool = False) -> opslog.Store[Document]:
         """The store for writing.
 
-        :param create: make it where there is none; otherwise it must exist.
+        :param create: create it if it does not exist. Otherwise it must exist.
         """
         if not create:
             with self.existing():
@@ -61,13 +61,13 @@ class Session(msgspec.Struct):
 
     @contextmanager
     def storage(self, *, create: bool = False) -> Iterator[Backend]:
-        """What the store is on, whatever is there."""
+        """The storage, whether there is a store on it or not."""
         with closing(open_backend(self.url, create=create)) as backend:
             yield backend
 
     @contextmanager
     def existing(self) -> Iterator[Backend]:
-        """The storage of a store that exists, for what needs no documents in memory."""
+        """The storage of a store that exists, for commands that need no documents in memory."""
         with self.storage() as backend:
             ManifestStore(backend).newest()
             yield backend
@@ -79,16 +79,16 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         setattr(ctx.ensure_object(Session), param.name, value)
 
 
-# Which of the common options mean something to a command.
+# The common options that a command uses.
 JSON = frozenset({"json"})
 READS = JSON | {"store"}
 WRITES = READS | {"agent"}
 
 
 def common_options(*, environment: bool, shown: AbstractSet[str] = WRITES) -> list[click.Parameter]:
-    """The options that stand before a command (where `environment` may take their place) or after it.
+    """The options before a command (if `environment`, variables may replace them), or after it.
 
-    :param shown: those that its help names. The others are taken, too: a script may give all of its commands the same.
+    :param shown: the options in its help. It accepts the others, too, so that a script may give all commands the same.
     """
     env = "OPSLOG_{}".format if environment else (lambda name: None)
     common: dict[str, Any] = {"expose_value": False, "callback": _remember}
@@ -115,9 +115,9 @@ def common_options(*, environment: bool, shown: AbstractSet[str] = WRITES) -> li
 
 
 class StoreCommand(click.Command):
-    """A command that takes the common options, too, but for those of which it has its own.
+    """A command with the common options, except those that it has its own of.
 
-    :param options: those that mean something to it.
+    :param options: the common options that it uses.
     """
 
     def __init__(self, *args: Any, options: AbstractSet[str], **settings: Any) -> None:
@@ -153,4 +153,4 @@ def complete_id(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
         with session.reading() as store:
             return [id for id in store if id.startswith(incomplete) and id.isprintable()]
     except (opslog.OpslogError, OSError):
-        return []  # a shell that completes has no place for an error; the command itself will report it
+        return []  # a completion cannot show an error; the command itself will report it

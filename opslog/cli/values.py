@@ -1,4 +1,4 @@
-"""What people type as values: conditions, durations, points in the past, documents."""
+"""Values of arguments and options: conditions, durations, points in the past, documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError, 
 from opslog.format.commits import Stamp
 from opslog.format.documents import Document, check_id
 
-if TYPE_CHECKING:  # each command loads what it asks for
+if TYPE_CHECKING:  # each command loads what it uses
     from opslog.compaction.compact import KeepHistory
     from opslog.history import Point
     from opslog.query.conditions import Condition
@@ -27,7 +27,7 @@ _UNITS = {
     "d": timedelta(days=1),
     "w": timedelta(weeks=1),
 }
-# A hundred years: what lies that far back can still be written as a date.
+# A hundred years. A time that long ago is still a date.
 _LONGEST = timedelta(days=36_500)
 
 
@@ -58,12 +58,12 @@ def where(text: str) -> Condition:
 
 
 def where_option(what: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
-    """The option of commands that take conditions, of which all have to be fulfilled. `what` is its help."""
+    """The option for conditions, all of which must be fulfilled. `what` is its help."""
     return click.option("--where", "-w", "conditions", type=where, multiple=True, metavar="CONDITION", help=what)
 
 
 def order(text: str) -> Order:
-    """A path to sort by, and a minus before it for the other direction."""
+    """A path to sort by, with a minus before it for descending order."""
     from opslog.query.question import parse_order
 
     try:
@@ -73,7 +73,7 @@ def order(text: str) -> Order:
 
 
 def path(text: str) -> Path:
-    """What names a value in a document."""
+    """A path, which names a value in a document."""
     from opslog.query.paths import parse_path
 
     try:
@@ -110,7 +110,7 @@ def _after_spaces(text: str, at: int) -> int:
 
 def columns_option(function: click.decorators.FC) -> click.decorators.FC:
     """The option of commands that show documents."""
-    what = "In place of the whole document, what it has at these paths: 'status, due.year, @author'."
+    what = "Show the values at these paths instead of the whole document: 'status, due.year, @author'."
     return click.option("--columns", type=columns, metavar="PATH,...", help=what)(function)
 
 
@@ -131,8 +131,8 @@ def keep(text: str) -> KeepHistory:
 
 
 def point(text: str) -> Point:
-    """A clock, if it is all digits; otherwise a time, which is checked where it is used."""
-    # No clock has more than 19 digits, and Python refuses to convert thousands.
+    """A clock, if it has only digits; otherwise a time, which is checked where it is used."""
+    # No clock has more than 19 digits, and Python refuses to convert thousands of them.
     return int(text) if text.isdecimal() and len(text) < 20 else text
 
 
@@ -145,9 +145,9 @@ def as_of_option(function: click.decorators.FC) -> click.decorators.FC:
 def parse_document(text: bytes, source: str) -> Document:
     """The JSON object in `text`.
 
-    :raises InvalidDocumentError: it is none; names the place.
+    :raises InvalidDocumentError: it is not a JSON object; names the place.
     """
-    from opslog.importers.lines import decode_json  # only those who write documents read any
+    from opslog.importers.lines import decode_json  # only commands that write documents need it
 
     try:
         document = decode_json(text, source)

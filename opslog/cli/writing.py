@@ -19,7 +19,7 @@ from opslog.doors.values import Op
 @click.command("set", cls=StoreCommand, options=WRITES)
 @click.argument("id", type=document_id, shell_complete=complete_id)
 @click.argument("document", required=False)
-@click.option("--create", is_flag=True, help="Only if there is no such document: of all who try, one succeeds.")
+@click.option("--create", is_flag=True, help="Only if it does not exist. If several agents try, one succeeds.")
 @click.option(
     "--if-stamp",
     type=stamp,
@@ -28,11 +28,11 @@ from opslog.doors.values import Op
 )
 @click.pass_obj
 def set_command(session: Session, id: str, document: str | None, create: bool, if_stamp: str | None) -> None:
-    """Give the document ID a new value: the JSON object DOCUMENT, or, without it or with -, the one on stdin.
+    """Give the document ID a new value: the JSON object DOCUMENT, or the one on stdin (without DOCUMENT, or with -).
 
-    Creates the store where there is none. On return it is on disk.
+    Creates the store if it does not exist. On return the document is on disk.
 
-    Exit code 1: it exists, or has another stamp; nothing was written, and stderr says what is there now.
+    Exit code 1: it exists, or has another stamp; nothing was written, and stderr shows the current document.
     """
     if create and if_stamp is not None:
         raise click.UsageError("--create is for a document that does not exist, --if-stamp for one that does")
@@ -79,11 +79,11 @@ def delete_command(session: Session, ids: Sequence[str], if_stamp: str | None) -
 @click.command("undo", cls=StoreCommand, options=WRITES)
 @click.pass_obj
 def undo_command(session: Session) -> int:
-    """Take back the newest commit of the agent (see --agent), a batch as a whole; later writes of others stay.
+    """Undo the newest commit of the agent (see --agent), a batch as a whole. Later writes of others stay.
 
-    Prints what its documents are now, one per line: the id, a tab, the document, or the word deleted.
+    Prints its documents as they are now, one per line: the id, a tab, and the document or the word deleted.
 
-    Exit code 1: there is nothing left to undo, or it was a transaction and others have written its documents since.
+    Exit code 1: there is nothing left to undo; or it was a transaction, and others have written its documents since.
     """
     with session.writing() as store:
         undone = Operations(store, plain=True).undo()

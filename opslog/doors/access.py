@@ -1,13 +1,14 @@
-"""A request over HTTP as those who run a server see it: with an id, and one line in the log, whatever it asks for.
+"""Requests over HTTP, as the operator of a server sees them: each has an id and one line in the log.
 
-The id is in that line, in every other line that is logged while the request is answered, in its answer and in its
-problem document. Clients may give it: in ``X-Request-Id``, or as the trace id of a ``traceparent`` (W3C Trace Context).
-Neither is taken unless it is short and of plain characters, because it goes into logs and headers as it is.
+The id is in that line, in every other line that is logged while the request is answered, in the response, and in its
+problem document. A client may choose it, in ``X-Request-Id`` or as the trace id of a ``traceparent`` (W3C Trace
+Context). The server uses such an id only if it is short and has plain characters alone, because it goes into logs and
+headers as it is.
 
-The line of each request is of level debug. It takes 13 µs, a tenth of what an append to a stream takes when many come
-at once, and programs that start a server do not always read what it logs.
+The line of a request has the level debug. It costs 13 µs, a tenth of an append to a stream when many come at once, and
+programs that start a server do not always read its log.
 
-Only ASGI is known here, so all doors share it.
+This module knows nothing but ASGI, so all doors share it.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class Request:
     __slots__ = ("_before", "_began", "_bytes", "_scope", "_send", "asked", "id", "status", "token")
 
     def __init__(self, scope: Scope, send: Send) -> None:
-        """Begins with the head of the request: whatever is logged from here on in this task, and in threads that have
-        its context, is about it."""
+        """To be called when the head of the request is there. From then on, all lines logged by this task, and by
+        threads with its context, have its id."""
         self.id = _id_of(scope)
         self.token: str | None = None
         self.asked: Asked | None = None
@@ -87,10 +88,10 @@ class Request:
         await self._send(message)
 
     def end(self, *, raised: bool = False) -> float:
-        """Log what came of it. Returns how many seconds it took.
+        """Log its outcome. Returns how many seconds it took.
 
-        :param raised: an exception goes on to the server that runs the application and logs it: that is about this
-            request, too.
+        :param raised: an exception is on its way to the server that runs the application. The server logs it, and that
+            line has the id, too.
         """
         if not raised:
             _current.reset(self._before)
@@ -133,7 +134,7 @@ def accounted(application: App) -> App:
 
 @contextmanager
 def working_for(request: Request) -> Iterator[None]:
-    """What is logged in here is about this request: for a task that is not its own."""
+    """A block in which logged lines have the id of this request. For tasks other than its own."""
     before = _current.set(request)
     try:
         yield
@@ -148,21 +149,21 @@ def request_of(scope: Scope) -> Request:
 
 
 def unread(status: int) -> bytes:
-    """Log a request that was refused before its head was read; returns its id."""
+    """Log a request that was refused before its head was read. Returns its id."""
     id = REAL.nonce()
     _log.debug("request", extra={"request_id": id, "method": "-", "path": "-", "status": status})
     return id.encode()
 
 
 def named(record: logging.LogRecord) -> bool:
-    """A filter of handlers: gives a record the id of the request that is being answered where it was logged."""
+    """A filter for log handlers. Gives a record the id of the request that was being answered when it was logged."""
     if (request := _current.get()) is not None and not hasattr(record, "request_id"):
         record.request_id = request.id
     return True
 
 
 def _id_of(scope: Scope) -> str:
-    """What the client calls the request, or a new id. One that comes twice is none."""
+    """The client's id of the request, or a new one. A header that comes twice does not count."""
     given, traces = [], []
     for name, value in scope["headers"]:
         if name == HEADER:

@@ -1,10 +1,10 @@
 """Who did what in a store lately: a summary of its commits. Pure.
 
-Two agents that write a document without knowing of each other have a conflict: by the order of stamps one of the
-writes counts, and the other one is lost, though it may have been made later. Commits do not say what their authors
-knew. So a write counts as lost here if the next one of its document, in the order of stamps, is another log's and was
-made no later: under the same clock, or at a time that is not after. Machines whose clocks differ may show writes here
-that were known to those who wrote over them.
+Two agents have a conflict if both write a document, and neither has read the other's write. The order of stamps then
+decides which write counts. The other one is lost, although it may be the later one. Commits do not say what their
+authors had read. So this module counts a write as lost if the document's next write, in the order of stamps, is in
+another log and was made no later: under the same clock, or at a time that is not after. If the clocks of machines
+differ, a write may be listed here although the agent that overwrote it had read it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 
 from opslog.format.commits import Commit, Seal, Stamp
 
-# Of one commit, and of one agent: how many ids are named.
+# How many ids are named of a commit, and of an agent.
 _IDS, _AGENT_IDS = 10, 3
-# Of so many documents the last write is remembered, to hold the next one against it.
+# For how many documents the last write is remembered, to compare the next one with it.
 _DOCUMENTS = 100_000
 _AGENTS = 200
 
@@ -28,7 +28,7 @@ class Noted(msgspec.Struct, frozen=True):
     """A commit.
 
     :ivar op: set, delete, batch or undo.
-    :ivar ids: some of the documents that it wrote; of an undo those that it gave back.
+    :ivar ids: some of the documents that it wrote; for an undo, those that it restored.
     :ivar more_ids: how many others.
     """
 
@@ -41,7 +41,7 @@ class Noted(msgspec.Struct, frozen=True):
 
 
 class Winner(msgspec.Struct, frozen=True):
-    """The write that counts in place of one that lost."""
+    """The write that counts instead of a lost one."""
 
     stamp: str
     author: str
@@ -52,7 +52,7 @@ class Lost(msgspec.Struct, frozen=True):
     """A write that lost.
 
     :ivar id: the document.
-    :ivar to: what counts in its place.
+    :ivar to: the write that counts instead.
     """
 
     id: str
@@ -63,15 +63,15 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class AgentActivity(msgspec.Struct):
-    """What an agent did, as far as it is retained.
+    """What an agent did, as far as its commits are retained.
 
     :ivar clock: of its newest commit.
-    :ivar ts: when that was, by the agent's clock: its last sign of life. None: it is not retained.
-    :ivar commits: how many.
-    :ivar writes: how many sets and deletes these had.
-    :ivar undos: how many of them were undos.
+    :ivar ts: the time of that commit, by the agent's clock: its last sign of life. None: it is not retained.
+    :ivar commits: how many it made.
+    :ivar writes: how many sets and deletes these have.
+    :ivar undos: how many of the commits are undos.
     :ivar lost: how many of its writes lost.
-    :ivar ids: documents that it wrote last, the newest first.
+    :ivar ids: the documents that it wrote last, the newest first.
     """
 
     name: str
@@ -87,10 +87,10 @@ class AgentActivity(msgspec.Struct):
 class Activity(msgspec.Struct, frozen=True):
     """Who did what in a store lately.
 
-    :ivar commits: the newest ones, the newest first.
-    :ivar retained: how many are.
-    :ivar agents: who writes, the one who wrote last first.
-    :ivar more_agents: how many others wrote longer ago.
+    :ivar commits: the newest commits, the newest first.
+    :ivar retained: how many commits are retained.
+    :ivar agents: the agents that write, the one that wrote last first.
+    :ivar more_agents: how many other agents wrote before these.
     :ivar lost: writes that lost, the newest first.
     """
 
@@ -101,12 +101,12 @@ class Activity(msgspec.Struct, frozen=True):
     lost: list[Lost]
 
     def limited(self, limit: int) -> Activity:
-        """The same with so many commits, and writes that lost, at the most."""
+        """The same, with at most `limit` commits and lost writes."""
         return msgspec.structs.replace(self, commits=self.commits[:limit], lost=self.lost[:limit])
 
 
 class _Kept(NamedTuple):
-    """What is remembered of a commit: not its documents, which may be long."""
+    """What is remembered of a commit. Its documents are not, because they may be long."""
 
     stamp: Stamp
     author: str
@@ -117,10 +117,10 @@ class _Kept(NamedTuple):
 
 
 def activity(commits: Iterable[Commit], clocks: Mapping[str, int], most: int) -> Activity:
-    """What these commits say. Takes memory for `most` of them, and for the documents that were written last.
+    """A summary of these commits. Holds `most` of them in memory, and the last write of each recent document.
 
-    :param commits: all that are retained, in the order of their stamps.
-    :param clocks: of each agent the clock of its newest commit, retained or not.
+    :param commits: all retained commits, in the order of their stamps.
+    :param clocks: for each agent the clock of its newest commit, retained or not.
     """
     newest: deque[_Kept] = deque(maxlen=most)
     lost: deque[Lost] = deque(maxlen=most)
@@ -169,7 +169,7 @@ def activity(commits: Iterable[Commit], clocks: Mapping[str, int], most: int) ->
 
 
 def _lost(write: _Kept, by: _Kept) -> bool:
-    """Whether a write was made without knowing of the one that follows it in the order of stamps."""
+    """Whether a write lost to the one that follows it in the order of stamps."""
     (clock, agent), (by_clock, by_agent) = write.stamp, by.stamp
     return agent != by_agent and (clock == by_clock or write.ts >= by.ts)
 

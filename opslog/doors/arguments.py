@@ -1,4 +1,4 @@
-"""What a caller gave, as the struct that a call takes: or what is wrong with it, so that the next try can be right."""
+"""Arguments of callers as structs, and errors from which a caller learns what a correct call looks like."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _STEP = re.compile(r"\.(\w+)|\[[^]]*\]")
 def converted(given: Any, to: type[T], what: str) -> T:
     """Plain values as a struct.
 
-    :param what: what they were given to, for the message.
-    :raises UsageError: they are not what it describes; names the place, and the values that are possible there.
+    :param what: the name of the call, for the message.
+    :raises UsageError: they do not fit the struct. The message names the place, and the values that are possible there.
     """
     try:
         return msgspec.convert(given, to)
@@ -31,7 +31,7 @@ def converted(given: Any, to: type[T], what: str) -> T:
 
 
 def _choices(message: str, of: type[Any]) -> list[str]:
-    """What may stand at the place that a message names, where these are some texts. msgspec does not say."""
+    """The texts that are possible at the place that a message names, if only some are. msgspec does not list them."""
     if (found := _NO_CHOICE.fullmatch(message)) is None:
         return []
     place: inspect.Type | None = inspect.type_info(of)
@@ -41,7 +41,7 @@ def _choices(message: str, of: type[Any]) -> list[str]:
 
 
 def _inside(place: inspect.Type | None, name: str | None) -> inspect.Type | None:
-    """The type of a field, or of the items of a list; with what is said of it left out."""
+    """The type of a field, or of the items of a list, without its metadata."""
     inner: inspect.Type | None = None
     if isinstance(place, inspect.StructType):
         inner = next((field.type for field in place.fields if field.encode_name == name), None)

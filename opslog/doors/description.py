@@ -1,4 +1,4 @@
-"""What is in a store, for those who see it for the first time."""
+"""A description of a store, for clients that see it for the first time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAMPLED, _AGENTS, _FIELDS, _IDS = 1000, 20, 50, 5
 def described(store: Store[Document], author: str | None) -> Description:
     """Counts, fields and agents of a store as it is in memory. Samples the documents, and costs three listings.
 
-    :param author: the name that this door writes in.
+    :param author: the author of what is written through this door.
     """
     replica, stats = replica_of(store), store.stats()
     agents = sorted(replica.read(last_clocks).items(), key=lambda item: (-item[1], item[0]))
@@ -52,7 +52,7 @@ def described(store: Store[Document], author: str | None) -> Description:
 
 
 def last_clocks(state: State) -> dict[str, int]:
-    """Per agent the clock of its newest commit, as far as it was read."""
+    """For each agent the clock of its newest commit, as far as was read."""
     clocks = {agent: cursor.clock for agent, cursor in state.cursors.items() if agent != TRANSACTIONS}
     for author, clock in state.merge.newest_by_author().items():
         clocks[author] = max(clock, clocks.get(author, 0))

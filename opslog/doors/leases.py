@@ -1,9 +1,8 @@
-"""Claims for those who stand at a door: `opslog.Lease` by the id of its document, or by a condition that says which
-documents are to be worked on.
+"""Claims for clients of a door: an `opslog.Lease` of a document, named by its id or found by a condition.
 
-Who claims gets a key, and renews and releases by it: from another session, too, or through another server. So nobody
-needs to have a connection of its own. A lease that somebody else has is over when its stamp has been the same for its
-duration, as seen from here; what was seen is remembered, so one `Leases` serves for as long as its store is open.
+A claim returns a key, which renews and releases it, also from another session or through another server. So a claim
+needs no connection that stays open. Another holder's lease is over when this process has seen the same stamp for the
+lease's duration. `Leases` remembers what it has seen, so keep one as long as its store is open.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from opslog.store import replica_of
 R = TypeVar("R")
 _log = logger("doors")
 
-# How many leases of others are remembered.
+# How many leases of other holders are remembered.
 _REMEMBERED = 100_000
 
 
 class Claimed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of a claim.
+    """The result of a claim.
 
-    :ivar claimed: whether the document is held now.
-    :ivar id: the document; empty where none was free.
-    :ivar data: as it is now; None: there is no such document.
+    :ivar claimed: whether you hold the document now.
+    :ivar id: of the document; empty if none was free.
+    :ivar data: the document as it is now; None: there is no such document.
     :ivar stamp: of the document.
     :ivar key: renews and releases the claim.
-    :ivar seconds: for how long it is held, unless it is renewed; also where somebody else holds it.
+    :ivar seconds: how long the claim lasts unless it is renewed; also if somebody else holds the document.
     :ivar holder: who holds it.
-    :ivar token: grows with each claim over all holders, for systems outside to refuse late workers.
+    :ivar token: grows with each claim, over all holders, so that other systems can refuse late workers.
     """
 
     claimed: bool
@@ -57,9 +56,10 @@ class Claimed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Named:
-    """What a lease needs of a store, in the name of an author.
+    """The part of a store that a lease needs, in the name of an author.
 
-    :ivar deciding: the transaction that is being decided; `stamp`: of what the last one wrote.
+    :ivar deciding: the transaction that is being decided.
+    :ivar stamp: the stamp that the last one gave.
     """
 
     def __init__(self, operations: Operations) -> None:
@@ -86,24 +86,25 @@ class Leases:
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
         self._named = _Named(operations)
-        # Of others, by their documents: each remembers since when it has seen the same stamp.
+        # The leases of other holders, by document. Each remembers since when it has seen the same stamp.
         self._seen: dict[str, Lease] = {}
         self._lock = threading.Lock()
 
     def claim(self, id: str, seconds: float, where: Where | None = None) -> Claimed:
         """Claim a document, unless somebody holds it.
 
-        :param where: only if the document fulfils this condition when it is claimed.
-        :raises UsageError: this is no duration, or no document that can be claimed.
+        :param where: claim it only if it fulfils this condition at that moment.
+        :raises UsageError: the duration is invalid, or the document cannot be claimed.
         """
         _check(id)
         with self._lock:
             return self._claim(id, seconds, None if where is None else parse(where))
 
     def claim_one(self, where: Where, seconds: float, order_by: OrderBy | None = None) -> Claimed:
-        """Claim the first document that fulfils a condition and that nobody holds.
+        """Claim the first document that fulfils a condition and that nobody holds. Skips documents whose lease cannot
+        be read.
 
-        :returns: with an empty id, where there is none. Documents whose lease cannot be read are passed over.
+        :returns: a result with an empty id if there is none.
         """
         asked = question(where, order_by, None, 0)
         with self._lock:
@@ -117,9 +118,9 @@ class Leases:
         return Claimed(False)
 
     def renew(self, id: str, key: str, seconds: float) -> Claimed:
-        """Hold a document for so long from now on.
+        """Hold a document for another `seconds` from now on.
 
-        :raises LeaseLostError: it is not held by this key any more.
+        :raises LeaseLostError: this key does not hold it any more.
         """
         _check(id)
         with self._lock:
@@ -130,15 +131,15 @@ class Leases:
     def release(
         self, id: str, key: str, *, data: Document | None = None, changes: Document | None = None
     ) -> str | None:
-        """Let others have a document at once; with its last value, or changes of it, in the same transaction.
+        """End a claim, so that others can claim the document at once. The same transaction may change the document.
 
-        :param data: the document's new value.
-        :param changes: as of `Operations.modify`.
-        :returns: the stamp of the document; None: there is none.
-        :raises LeaseLostError: it is not held by this key any more; nothing was written.
+        :param data: the document's last value.
+        :param changes: or changes of it, as of `Operations.modify`.
+        :returns: the stamp of the document; None: there is no document.
+        :raises LeaseLostError: this key does not hold it any more; nothing was written.
         """
         if data is not None and changes is not None:
-            raise UsageError("give the document's last value or changes of it, not both")
+            raise UsageError("give either the document's last value (data) or changes of it, not both")
         _check(id)
         with self._lock:
             lease = self._held(id, key)
@@ -153,7 +154,7 @@ class Leases:
             return self._named.stamp
 
     def _may_claim(self, id: str, seconds: float) -> bool:
-        """Whether a claim could succeed now; not where what stands in the place of the lease is none."""
+        """Whether a claim could succeed now. It cannot if the document in the place of the lease is not a lease."""
         lease = self._lease(id, seconds)
         try:
             return lease.observe()
@@ -194,7 +195,7 @@ class Leases:
         if lease is None:
             self._seen[id] = lease = Lease(self._named, id, seconds, holder=self._operations.author)
             if len(self._seen) > _REMEMBERED:
-                del self._seen[next(iter(self._seen))]  # if somebody holds it still, its time begins anew
+                del self._seen[next(iter(self._seen))]  # if it is still held, its time begins anew
         lease.seconds = seconds
         return lease
 

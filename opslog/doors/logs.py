@@ -14,7 +14,7 @@ _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "co
 
 
 class JsonLines(logging.Formatter):
-    """``{"ts":…,"level":…,"logger":…,"message":…}`` with whatever `extra` the call gave, and the traceback if there is
+    """``{"ts":…,"level":…,"logger":…,"message":…}``, the fields in `extra` of the call, and the traceback, if there is
     one."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -31,7 +31,7 @@ class JsonLines(logging.Formatter):
 
 
 class Lines(logging.Formatter):
-    """The message, and the `extra` as name=value: in quotes where a value could pass for something else."""
+    """The message, and `extra` as name=value. A value with spaces or unprintable characters is in quotes."""
 
     def format(self, record: logging.LogRecord) -> str:
         extra = "".join(f" {name}={_plain(value)}" for name, value in vars(record).items() if name not in _USUAL)
@@ -45,9 +45,10 @@ def _plain(value: object) -> str:
 
 
 def configure(level: str, *, json: bool) -> None:
-    """Send what opslog logs to stderr, with the ids of the requests that it is about.
+    """Send the logs of opslog to stderr. Each line has the id of its request.
 
-    Of uvicorn and the SDK of MCP only warnings and errors, whatever the level: below that they log what clients send.
+    uvicorn and the SDK of MCP log only warnings and errors, whatever the level, because below that they log what
+    clients send.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if json else Lines())

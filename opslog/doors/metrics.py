@@ -1,5 +1,5 @@
-"""Figures of stores and doors for Prometheus, the same for every server: what each door was asked of each store, how
-long that took, and how the stores are. They are counted as plain numbers, on one thread; Prometheus reads them when it
+"""Figures of stores and doors for Prometheus, the same for every server: the requests through each door to each store,
+how long they took, and the state of the stores. One thread counts them, as plain numbers. Prometheus reads them when it
 asks.
 """
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _GAUGES = {
-    "documents": "Documents that there are.",
-    "commits": "Commits that were ever made, as far as is known here.",
-    "tail_commits": "Those of them that are not compacted.",
+    "documents": "Documents in the store.",
+    "commits": "Commits ever made, as far as this process knows.",
+    "tail_commits": "Commits that are not compacted yet.",
     "compaction_fails": "1 if the last automatic compaction failed.",
-    "storage_requests": "Requests that were sent to the storage.",
+    "storage_requests": "Requests sent to the storage.",
 }
 
 
 class Histogram:
-    """How many observations were at most so large."""
+    """Counts observations by size."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(_SECONDS) + 1)
@@ -40,7 +40,7 @@ class Histogram:
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus has them: each counts what the ones before it count, too."""
+        """The buckets as Prometheus takes them: each one also counts what the smaller ones count."""
         total, found = 0, []
         for bound, count in zip((*map(str, _SECONDS), "+Inf"), self.counts, strict=True):
             total += count
@@ -49,14 +49,14 @@ class Histogram:
 
 
 class StoreFigures(NamedTuple):
-    """A store now, as far as this process knows it.
+    """The state of a store, as far as this process knows it.
 
-    :ivar name: by which clients know it.
-    :ivar documents: how many there are.
+    :ivar name: the name that clients use.
+    :ivar documents: how many it has.
     :ivar commits: how many were ever made.
-    :ivar tail_commits: how many of them are not compacted.
+    :ivar tail_commits: how many of them are not compacted yet.
     :ivar compaction_fails: whether the last automatic compaction failed.
-    :ivar storage_requests: how many its storage was sent; 0 for directories.
+    :ivar storage_requests: how many requests were sent to its storage; 0 for directories.
     """
 
     name: str
@@ -80,10 +80,10 @@ def figures_of(name: str, store: Store[Document]) -> StoreFigures:
 
 
 class DoorMetrics:
-    """What was asked of stores, and through which door.
+    """Requests to stores.
 
-    :ivar requests: by door, store, operation, and what came of it.
-    :ivar seconds: by door and store, what clients waited for.
+    :ivar requests: how many, by door, store, operation and status.
+    :ivar seconds: how long clients waited, by door and store.
     """
 
     def __init__(self) -> None:
@@ -91,9 +91,9 @@ class DoorMetrics:
         self.seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
 
     def families(self, stores: Sequence[StoreFigures]) -> Iterator[Metric]:
-        """As `prometheus_client` takes them.
+        """The figures as `prometheus_client` takes them.
 
-        :param stores: those that are served, as they are now.
+        :param stores: the served stores, as they are now.
         """
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
@@ -102,7 +102,7 @@ class DoorMetrics:
         for values, count in sorted(self.requests.items()):
             requests.add_metric(values, count)
         yield requests
-        seconds: Any = HistogramMetricFamily("opslog_store_seconds", "What clients waited for.", labels=labels[:2])
+        seconds: Any = HistogramMetricFamily("opslog_store_seconds", "How long clients waited.", labels=labels[:2])
         for names, found in sorted(self.seconds.items()):
             seconds.add_metric(names, buckets=found.buckets(), sum_value=found.sum)
         yield seconds
@@ -114,13 +114,13 @@ class DoorMetrics:
 
 
 class Collector(Protocol):
-    """What `prometheus_client` asks for figures."""
+    """What `prometheus_client` collects figures from."""
 
     def collect(self) -> Iterator[Metric]: ...
 
 
 class Doors:
-    """The collector of a server that has nothing else to say."""
+    """The collector of a server that has no other figures."""
 
     def __init__(self, metrics: DoorMetrics, stores: Sequence[StoreFigures]) -> None:
         self._metrics = metrics

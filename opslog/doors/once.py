@@ -1,4 +1,4 @@
-"""Requests that may come again, because their answer was lost, and are carried out once all the same."""
+"""Requests that may come again, because their response was lost, and are still carried out only once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SKEW_SECONDS = 60.0
 
 
 class Once:
-    """A request with a key, by which its repetition is recognised. See `opslog.replica.keys`.
+    """A request with a key, by which a repetition is recognised. See `opslog.replica.keys`.
 
     :param key: a UUID of version 7, made when the request was first sent.
-    :param content: what the request asks for: another one must not have the same key.
+    :param content: everything that the request says. A request with other content must not have the same key.
     :param now: the time, in seconds since 1970.
-    :param grace_seconds: for how long keys must be known.
-    :ivar done: what was written when the request came before, once that is known; None: it comes for the first time.
-    :raises UsageError: that is no such UUID, or it was made in the future.
+    :param grace_seconds: how long keys must be known.
+    :ivar done: what the request wrote when it came before, once `begin` has checked; None: nothing.
+    :raises UsageError: the key is not such a UUID, or was made in the future.
     """
 
     def __init__(self, key: str, content: bytes, now: float, grace_seconds: float) -> None:
@@ -48,14 +48,14 @@ class Once:
 
     @property
     def until(self) -> float:
-        """Until when the key is known at the least, in seconds since 1970."""
+        """The earliest time at which the key may be forgotten, in seconds since 1970."""
         return self._grace + (self._now if self.done is None else parse_ts(self.done.ts))
 
     def begin(self, transaction: Transaction[dict[str, object]], keys: Keys, author: str) -> Done | None:
-        """What was written for this request. If nothing was, what the transaction writes is.
+        """What this request wrote when it came before. None: nothing, and the transaction now writes it.
 
         :raises UsageError: another request had this key.
-        :raises ExpiredKeyError: nobody can say.
+        :raises ExpiredKeyError: the key is too old to tell.
         """
         keys.forget_before(self._now - self._grace)
         done = self.done = keys.find(author, self.key, transaction.search_log())

@@ -1,10 +1,9 @@
-"""The operations: what every door can do with a store. A door translates its requests into these calls, and what they
-return into its answers; it decides nothing.
+"""The operations: what every door can do with a store. A door translates requests into these calls, and their results
+into responses. It decides nothing.
 
-Reads begin with a refresh. Each write is one transaction, in the name of the author whose operations these are: it is
-durable when the call returns, and its result has the stamp that it gave. So a store that is opened with
-``log="shared"`` is enough, one for all authors. Only the command line, whose user is the agent of the store, writes
-without a condition to that agent's log (`plain`).
+Each read begins with a refresh. Each write is one transaction with its own author. It is durable when the call returns,
+and the result has its stamp. So one store that was opened with ``log="shared"`` serves all authors. Only the command
+line, whose user is the agent of the store, writes to that agent's own log if there is no condition (`plain`).
 """
 
 from __future__ import annotations
@@ -61,17 +60,17 @@ R = TypeVar("R")
 
 Documents = Transaction[Document]
 
-# Cursors: behind this id, or behind so many.
+# Cursors: after this id, or after this many documents.
 _AFTER, _SKIP = "after:", "skip:"
 
 
 class Operations:
-    """The operations on one store in the name of one author. Safe to use from many threads; many of them may share a
-    store. All errors are those of the store, and `opslog.doors.problems` says what a door answers.
+    """The operations on one store, with one author. Threads may share them, and many of them may share a store. Errors
+    are those of the store; `opslog.doors.problems` says how doors report them.
 
-    :param store: of plain documents. One that was opened `read_only` or `as_of` only reads.
-    :param author: in whose name is written; None: in that of the agent of the store.
-    :param once: the request that these are for, which may come again: its write is made once. For a store that was
+    :param store: of plain documents. If it was opened `read_only` or `as_of`, writes are refused.
+    :param author: of everything that is written; None: the agent of the store.
+    :param once: the request that they are for, if it may come again. Its write is made once. Needs a store that was
         opened with ``log="shared"``.
     :param plain: whether sets and deletes without a condition go to the own log of the store's agent, as those of
         `Store` do: for that agent alone.
@@ -97,7 +96,7 @@ class Operations:
 
     @property
     def author(self) -> str | None:
-        """In whose name is written; None: nothing can be."""
+        """The author of everything that is written; None: nothing can be written."""
         return self._author
 
     # -- reading
@@ -105,8 +104,8 @@ class Operations:
     def get(self, id: str, fields: Sequence[str] | None = None) -> Entry:
         """A document, and who wrote it.
 
-        :param fields: paths of what to return of it; None: all of it.
-        :raises NotFoundError: there is none.
+        :param fields: the paths to return; None: the whole document.
+        :raises NotFoundError: it does not exist.
         """
         chosen = _chooser(fields)
         self._refresh()
@@ -126,16 +125,16 @@ class Operations:
         fields: Sequence[str] | None = None,
         max_bytes: int | None = None,
     ) -> Page:
-        """Documents that fulfil a condition; parameters and errors as of `Store.find`, and:
+        """Documents that fulfil a condition. Parameters and errors as of `Store.find`, and:
 
-        :param cursor: that of the page before, with the same `where` and `order_by`. Without `order_by`, what is
-            written meanwhile neither hides another document nor shows one twice.
-        :param fields: paths of what to return of each; None: all of it.
-        :param max_bytes: end the page before it has more than so many bytes of JSON; one document is on it in any case.
+        :param cursor: of the page before, with the same `where` and `order_by`. Without `order_by`, writes in between
+            neither hide a document nor show one twice.
+        :param fields: the paths to return of each document; None: whole documents.
+        :param max_bytes: end the page before it has more bytes of JSON than this. It has at least one document.
         """
         asked = _continued(question(where, order_by, limit, offset), cursor)
         chosen = _chooser(fields)
-        # One more than asked for: whether there is a next page.
+        # One more than asked for, to know whether there is a next page.
         more = asked if limit is None else asked._replace(limit=limit + 1)
         self._refresh()
         matches = list(self._replica.questions.matches(more)[0])
@@ -187,12 +186,12 @@ class Operations:
     def modify(
         self, id: str, changes: Document, *, if_stamp: str | msgspec.UnsetType | None = msgspec.UNSET
     ) -> tuple[Written, Document]:
-        """Change some fields of a document and leave the others, as of a JSON merge patch (RFC 7396): objects are
-        merged, null removes a field, and everything else replaces what was there. A document that does not exist is
-        made. No other write can come in between.
+        """Change some fields of a document and leave the others, as a JSON merge patch (RFC 7396) does: objects are
+        merged, null removes a field, and every other value replaces the old one. If the document does not exist, it is
+        created. No other write can come in between.
 
         :returns: also the document as it is now.
-        :raises ConflictError: it has not this stamp.
+        :raises ConflictError: it has another stamp.
         """
 
         def decide(transaction: Documents) -> Document:
@@ -210,12 +209,12 @@ class Operations:
         return self.transact(ops)
 
     def transact(self, ops: Sequence[Op], expect: Sequence[Expect] = ()) -> Written:
-        """Check conditions and write, all in one: what `expect` and the ops' `if_stamp` say is asked of the documents
-        as they were before; then the ops are done in their order.
+        """Check conditions and write, in one transaction. `expect`, and `if_stamp` of the ops, are checked against the
+        documents as they were before. Then the ops happen in their order.
 
-        :raises ConflictError: a document has not the stamp; `id` and `record` say which. Nothing was written.
-        :raises ExistsError: a document that was to be created exists.
-        :raises NotFoundError: there is no document to delete.
+        :raises ConflictError: a document has another stamp; `id` and `record` say which one. Nothing was written.
+        :raises ExistsError: a document to create exists.
+        :raises NotFoundError: a document to delete does not exist.
         """
         for op in ops:
             if (op.data is None) != (op.op == "delete"):
@@ -244,7 +243,7 @@ class Operations:
         return Written(ids, stamp)
 
     def _write_plain(self, ops: Sequence[Op]) -> str | None:
-        """Write to the agent's own log. Returns the stamp, as far as a document has it."""
+        """Write to the agent's own log. Returns the stamp, unless all ops are deletes."""
         with self._store.batch() if len(ops) > 1 else nullcontext():
             for op in ops:
                 if op.data is None:
@@ -255,20 +254,22 @@ class Operations:
         return str(now[0].stamp) if now else None
 
     def decide(self, function: Callable[[Documents], R], *, attempts: int = ATTEMPTS) -> tuple[R, str | None]:
-        """What a function makes of documents that it reads and writes through a transaction, and the stamp of what it
-        wrote; for doors that have operations of their own. As of `Store.transact`."""
+        """Run a function in a transaction, as `Store.transact` does; for doors with operations of their own. Returns
+        its result, and the stamp of what it wrote."""
         return self._decide("transact", function, attempts)
 
     def undo(self, stamp: str | None = None) -> Undone:
-        """Take back the author's newest commit, as of `Store.undo`. One in a log of that name is not taken back here.
+        """Undo the author's newest commit, as `Store.undo` does. If an agent of that name has a log of its own, commits
+        in that log are not undone here.
 
-        Nor is one that only claimed, renewed or released: whoever undoes means what they wrote, and would not notice
-        that somebody else may do their work now. Older ones are out of reach behind it, as no undo passes one over.
+        Nor is a commit that only claims, renews or releases a lease: the user means to undo what they wrote, and would
+        not notice that somebody else may now do their work. No undo skips a commit, so older ones are then out of
+        reach.
 
-        :param stamp: only if that commit has this stamp: where others may write in the same name.
-        :raises ConflictError: it has another one, or others have written one of its documents since. Nothing was
+        :param stamp: undo it only if it has this stamp, because others may write in the same name.
+        :raises ConflictError: it has another stamp, or others have written one of its documents since. Nothing was
             written.
-        :raises UsageError: the newest one is in a log of that name, or of a lease alone; or this is no stamp.
+        :raises UsageError: it is in a log of that name, or only about a lease; or `stamp` is not a stamp.
         """
         replica, author = self._replica, self._author or ""
         replica.check_writable("undo")
@@ -311,9 +312,9 @@ class Operations:
         attempts: int | None = None,
         again: Callable[[Done], R | None] = lambda done: None,
     ) -> tuple[R, str | None]:
-        """What a transaction decides, and the stamp that it gave.
+        """The result of a transaction, and the stamp that it gave.
 
-        :param again: what it decided when the request came before.
+        :param again: returns the result that the request had when it came before.
         """
         made: list[Documents] = []
         author, once, keys = self._author or "", self._once, self._replica.keys
@@ -333,9 +334,9 @@ class Operations:
     # -- the past, and what is new
 
     def history(self, id: str, limit: int | None = None) -> History:
-        """What happened to a document, as of `Store.history`.
+        """The revisions of a document, as of `Store.history`.
 
-        :param limit: how many of the newest to return at the most; None: all that are retained.
+        :param limit: return at most this many, the newest; None: all that are retained.
         """
         found = self._store.history(id)
         kept = found if limit is None else found[max(0, len(found) - limit) :]
@@ -362,10 +363,10 @@ class Operations:
     ) -> ChangesPage:
         """What changed since a token, as of `Store.changes`.
 
-        :param limit: stop after so many commits; a reset has no limit.
-        :param most: how many documents to return at the most; of the others the ids alone, in `omitted`. Of a reset
-            with more documents none is returned, and the answer is not `complete`.
-        :param max_bytes: how many bytes of JSON these documents may have together; likewise.
+        :param limit: stop after this many commits. A reset has no limit.
+        :param most: return at most this many documents, and of the others only the ids, in `omitted`. A reset with more
+            documents has none of them, and is not `complete`.
+        :param max_bytes: return at most this many bytes of JSON of documents; likewise.
         """
         found = self._store.changes(since, limit)
         changes: list[Changed] = []
@@ -388,10 +389,10 @@ class Operations:
         return ChangesPage(found.token, found.reset, changes, commits, omitted)
 
     def ops(self, since: int | None = None, limit: int | None = None, max_bytes: int | None = None) -> CommitsPage:
-        """Commits of all agents, as of `Store.ops`. Those that have one clock are on one page, whatever is asked for.
+        """Commits of all agents, as of `Store.ops`. Commits with the same clock are always on one page.
 
-        :param limit: how many to return at the most.
-        :param max_bytes: end the page before it has more than so many bytes; one commit is on it in any case.
+        :param limit: return at most this many.
+        :param max_bytes: end the page before it has more bytes than this. It has at least one commit.
         """
         lines: list[msgspec.Raw] = []
         size, clock = 0, None
@@ -406,9 +407,9 @@ class Operations:
         return CommitsPage(lines)
 
     def activity(self, most: int) -> Activity:
-        """Who did what lately, and which writes lost. Reads all retained logs, and takes memory for `most` commits.
+        """Who did what lately, and which writes lost. Reads all retained logs, and holds `most` commits in memory.
 
-        :param most: how many commits, and writes that lost, to return at the most.
+        :param most: return at most this many commits, and this many lost writes.
         """
         from opslog.doors.activity import activity
         from opslog.doors.description import last_clocks
@@ -428,11 +429,11 @@ class Operations:
         return Periods(self._store.archives())
 
     def archived(self, period: str, limit: int | None = None, cursor: str | None = None) -> Page:
-        """The documents of an archive, which is read whole; errors as of `Store.load_archive`.
+        """The documents of an archive. Reads all of it for each page. Errors as of `Store.load_archive`.
 
-        :param limit: how many to return at the most; None: all of them.
-        :param cursor: that of the page before.
-        :raises UsageError: this is none.
+        :param limit: return at most this many; None: all of them.
+        :param cursor: of the page before.
+        :raises UsageError: it is not a cursor of an archive.
         """
         from opslog.archive import read_archive
 
@@ -462,11 +463,11 @@ class Operations:
         return described(self._store, self._author)
 
     def _refresh(self) -> None:
-        self._store.refresh()  # nobody asks these stores for news, which would be kept
+        self._store.refresh()  # takes the news, too: nobody asks these stores for it, and it would stay in memory
 
 
 def _of_a_lease(document: str, *, is_held: bool) -> UsageError:
-    """Why an undo does not take back what was written of a lease alone."""
+    """Why an undo does not undo a commit that is only about a lease."""
     if not is_held:
         return UsageError(
             f"the newest write released the claim of {document!r}, which undo does not bring back: claim it"
@@ -478,7 +479,7 @@ def _of_a_lease(document: str, *, is_held: bool) -> UsageError:
 
 
 def merge_patched(document: Document | None, changes: Document) -> Document:
-    """A document with the changes of a JSON merge patch."""
+    """A document after a JSON merge patch."""
     merged = dict(document or {})
     for name, value in changes.items():
         if value is None:
@@ -492,9 +493,9 @@ def merge_patched(document: Document | None, changes: Document) -> Document:
 
 
 def _continued(asked: Question, cursor: str | None) -> Question:
-    """The question for the page that a cursor names.
+    """The question for the page that begins at a cursor.
 
-    :raises UsageError: it is no cursor of such a question.
+    :raises UsageError: it is not a cursor of such a question.
     """
     if cursor is None:
         return asked
@@ -508,7 +509,7 @@ def _continued(asked: Question, cursor: str | None) -> Question:
 
 
 def _within(items: list[Entry], max_bytes: int) -> list[Entry]:
-    """As many as have so many bytes together, and the first."""
+    """The first items that have at most this many bytes together, and at least one."""
     size = 0
     for number, item in enumerate(items):
         size += len(msgspec.json.encode(item))
@@ -522,9 +523,9 @@ def _has_condition(op: Op) -> bool:
 
 
 def _chooser(fields: Sequence[str] | None) -> Callable[[Set, Document | None], Entry]:
-    """What makes an entry of a record, and of its document if that was read.
+    """A function that makes an entry of a record, and of its document if that was read.
 
-    :raises QueryError: one of the fields is no path.
+    :raises QueryError: one of the fields is not a path.
     """
     if fields is None:
         return entry_of

@@ -1,6 +1,6 @@
-"""What went wrong, for whoever stands at a door: the tree of `opslog.errors` as a small table of codes.
+"""Errors for clients of a door: the tree of `opslog.errors` as a small table of codes.
 
-A code is stable, and a program may decide on it. The message says what happened, and `next` what to do about it.
+Codes are stable, so programs may decide by them. The message says what happened, and `next` what to do about it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from opslog.format.commits import Set
 class Code(msgspec.Struct, frozen=True):
     """One kind of problem.
 
-    :ivar retry: whether the same call, made again later, may succeed.
+    :ivar retry: whether the same call may succeed later.
     :ivar next: what to do now.
     """
 
@@ -52,7 +52,7 @@ LANGUAGE = (
     "title, due.year, items[0] or tags[*] (any of them); @id, @author and @ts are the document's own"
 )
 
-# The first that fits: a class comes before the classes that it derives from.
+# The first class that fits counts, so a class stands before its base classes.
 _TABLE: tuple[tuple[type[BaseException], Code], ...] = (
     (
         ExistsError,
@@ -112,10 +112,10 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     :ivar code: one of `CODES`.
     :ivar message: what happened.
     :ivar next: what to do now.
-    :ivar retry: whether the same call, made again later, may succeed.
-    :ivar id: the document that it is about.
-    :ivar now: what is there now, where that is not what the caller believed.
-    :ivar place: where in the document or condition.
+    :ivar retry: whether the same call may succeed later.
+    :ivar id: of the document that it is about.
+    :ivar now: the document as it is now, if the caller expected another.
+    :ivar place: the place in the document or condition.
     """
 
     code: str
@@ -128,12 +128,12 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def code_of(error: OpslogError) -> Code:
-    """The kind of problem that an error is."""
+    """The code of an error."""
     return next(code for kind, code in _TABLE if isinstance(error, kind))
 
 
 def problem_of(error: OpslogError) -> Problem:
-    """An error as what a door answers."""
+    """The problem that a door reports for an error."""
     code = code_of(error)
     record = getattr(error, "record", None)
     data = document_of(record)

@@ -1,4 +1,4 @@
-"""Sessions: how a door opens a store for those who come and go, and under which name they write."""
+"""Sessions: how a door opens a store for clients that come and go, and under which names they write."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _UNUSABLE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def session_name(base: str) -> str:
-    """A name that a new session writes under, and no other one: base, host, process, and a nonce, as containers may
-    have the same host and process: ``claude.laptop.4711.5f0c9a2e``.
+    """A name for a new session, which no other session has: base, host, process and a nonce, as in
+    ``claude.laptop.4711.5f0c9a2e``. The nonce is there because two containers may have the same host and process.
 
     :raises InvalidNameError: no agent can have such a name.
     """
@@ -32,9 +32,9 @@ def session_name(base: str) -> str:
 
 
 def open_session(url: str, name: str, *, read_only: bool = False, **options: Any) -> Store[Document]:
-    """A store for a session: it leaves no log behind, and knows no schema. Errors as of `opslog.open`.
+    """Open a store for a session, which leaves no log behind and has no schema. Errors as of `opslog.open`.
 
-    :param name: in whose name is written, as of `session_name`.
+    :param name: the author of what the session writes, as of `session_name`.
     """
     if read_only:
         return open_store(url, read_only=True, version=None, **options)

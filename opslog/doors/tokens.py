@@ -34,7 +34,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 # The prefix of stores in the paths that tokens cover; their names follow.
 STORES: Final = "stores/"
 
-# What may be done: operate is what changes no document, but how a store is kept, or takes many out of it at once.
+# To operate is to change how a store is kept, not what its documents say; or to move many of them out at once.
 Right = Literal["read", "write", "operate"]
 
 
@@ -42,7 +42,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """:ivar name: for logs and limits.
     :ivar sha256: of the token, in hexadecimal digits.
     :ivar read: prefixes.
-    :ivar agent: in whose name it writes to stores. None: in that of its own name, where that can be one.
+    :ivar agent: the author of what it writes to stores. None: its `name`, if an agent can have that name.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agent: str | None = None
 
     def covers(self, path: str, right: Right) -> bool:
-        """Whether it is good for this."""
+        """Whether it allows this."""
         prefixes = {"read": self.read, "write": self.write, "operate": self.operate}[right]
         return any(_covers(prefix, path) for prefix in prefixes)
 
     def author(self) -> str | None:
-        """In whose name it writes to stores; None: in nobody's, since no agent has such a name."""
+        """The author of what it writes to stores. None: it cannot write, because no agent can have its name."""
         try:
             return check_agent(self.agent or self.name)
         except InvalidNameError:
@@ -73,7 +73,7 @@ class Tokens:
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
-        """:raises UsageError: the file cannot be read, or is not as the module's description says."""
+        """:raises UsageError: the file cannot be read, or does not have the form above."""
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
             tokens = msgspec.convert(found.pop("token", []), list[Token])
@@ -91,14 +91,14 @@ class Tokens:
         return cls(tokens)
 
     def find(self, authorization: str | None) -> Token | None:
-        """The token that a request carries; None: it carries none that is known.
+        """The token of a request; None: it has none that is known.
 
-        :param authorization: the header of this name.
+        :param authorization: the request's header of this name.
         """
         scheme, _, secret = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             return None
-        # Looked up by its hash: how long that takes says nothing about other tokens.
+        # Looked up by its hash, so the time that this takes says nothing about other tokens.
         return self._tokens.get(sha256(secret.strip().encode("latin-1")).hexdigest())
 
 

@@ -1,7 +1,8 @@
-"""What goes into the operations of `opslog.doors.operations`, and what comes out of them: plain structs that become
-JSON as they are, with stamps as text (``1042@planner``).
+"""Arguments and results of `opslog.doors.operations`: plain structs that become JSON as they are, with stamps as text
+(``1042@planner``).
 
-The names are those of Python and of the command line: `id`, `stamp`, `author`, `ts`, `data`.
+The names are those of Python and of the command line: `id`, `stamp`, `author`, `ts`, `data`. Clients see these
+docstrings, in the schemas of MCP and OpenAPI.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from opslog.format.documents import Document
 class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One write of a batch.
 
-    :ivar op: set; create, which fails where the document exists; or delete, which fails where there is none.
+    :ivar op: set; create, which fails if the document exists; or delete, which fails if it does not.
     :ivar data: the document, for set and create.
-    :ivar if_stamp: only if the document still has this stamp; None: only if there is none. Left out: in any case.
+    :ivar if_stamp: write only if the document still has this stamp; None: only if it does not exist. Left out: always.
     """
 
     op: Literal["set", "create", "delete"]
@@ -32,9 +33,9 @@ class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must be true of a document, for a transaction that need not write it.
+    """A condition on a document, which the transaction need not write.
 
-    :ivar stamp: the one that it still has; None: there is no such document.
+    :ivar stamp: the stamp that it must still have; None: it must not exist.
     """
 
     id: str
@@ -49,8 +50,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     :ivar stamp: stays the same as long as nobody writes the document.
     :ivar author: who wrote it.
-    :ivar ts: when, by the author's clock.
-    :ivar data: the document; or, where fields were asked for, those that it has, by their paths.
+    :ivar ts: when it was written, by the author's clock.
+    :ivar data: the document; or, if the request named fields, the values of those that it has, by path.
     """
 
     id: str
@@ -63,7 +64,7 @@ class Entry(msgspec.Struct, frozen=True):
 class Page(msgspec.Struct, frozen=True):
     """Some of the documents that were found.
 
-    :ivar cursor: where the next page begins; None: there is none.
+    :ivar cursor: where the next page begins; None: this is the last page.
     """
 
     items: list[Entry]
@@ -78,10 +79,10 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What was written. It is durable.
+    """The result of a write, which is durable.
 
-    :ivar ids: the documents.
-    :ivar stamp: what all of them have now; None: there was nothing to write.
+    :ivar ids: the documents that were written.
+    :ivar stamp: the stamp of all of them; None: there was nothing to write.
     """
 
     ids: list[str]
@@ -89,10 +90,10 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Undone(msgspec.Struct, frozen=True):
-    """What was taken back.
+    """The result of an undo.
 
     :ivar undone: False: this agent has nothing left to undo.
-    :ivar stamp: of the commit that was taken back.
+    :ivar stamp: of the commit that was undone.
     :ivar ids: the documents that it had written.
     """
 
@@ -105,7 +106,7 @@ class Revised(msgspec.Struct, frozen=True):
     """One set or delete of a document.
 
     :ivar data: the document that was set; None: it was deleted.
-    :ivar undone: whether an undo took it back.
+    :ivar undone: whether an undo cancelled it.
     """
 
     op: str
@@ -117,9 +118,9 @@ class Revised(msgspec.Struct, frozen=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """What happened to a document, oldest first, as far as it is retained.
+    """The writes of a document, oldest first, as far as they are retained.
 
-    :ivar earlier: how many older ones were left out.
+    :ivar earlier: how many older revisions were left out.
     """
 
     id: str
@@ -130,9 +131,9 @@ class History(msgspec.Struct, frozen=True):
 class Changed(msgspec.Struct, frozen=True):
     """A document that changed, as it is now.
 
-    :ivar op: "set", or "delete": it is gone.
-    :ivar existed: whether it existed at the token from which on changes were asked for.
-    :ivar stamp: who wrote it last; of one that is gone as far as it is known, with `author` and `ts`.
+    :ivar op: "set", or "delete" if it does not exist any more.
+    :ivar existed: whether it existed at the token of the request.
+    :ivar stamp: of the last write; of a deleted document, as long as it is known. So are `author` and `ts`.
     """
 
     op: str
@@ -148,8 +149,8 @@ class Committed(msgspec.Struct, frozen=True):
     """What one commit did.
 
     :ivar op: set, delete, batch or undo.
-    :ivar ids: the documents that it wrote; of an undo those that it gave back.
-    :ivar won: whether it is what counts for all of them.
+    :ivar ids: the documents that it wrote; for an undo, those that it restored.
+    :ivar won: whether it won for all of them.
     """
 
     stamp: str
@@ -163,11 +164,12 @@ class Committed(msgspec.Struct, frozen=True):
 class ChangesPage(msgspec.Struct, frozen=True):
     """What changed since a token.
 
-    :ivar token: to go on from, once all of this was taken in.
-    :ivar reset: whether these are all documents there are, in place of everything known before.
-    :ivar omitted: the ids of those that changed, too, and are left out here because they are too many.
-    :ivar complete: False: this is a reset, and all documents are left out because they are too many. Forget what you
-        have, read the pages of a list, and go on from the token: what is written meanwhile comes with the next changes.
+    :ivar token: for the next request. Keep it once you have applied all of this.
+    :ivar reset: true: these are all documents of the store, and replace everything that you know.
+    :ivar omitted: the ids of further documents that changed, left out because there are too many.
+    :ivar complete: false: this is a reset, and all documents are left out because there are too many. Forget what you
+        have, read the pages of a list, and continue from the token. Writes that happen meanwhile come with the next
+        changes.
     """
 
     token: str
@@ -181,8 +183,8 @@ class ChangesPage(msgspec.Struct, frozen=True):
 class CommitsPage(msgspec.Struct, frozen=True):
     """Commits, in the order of their clocks.
 
-    :ivar commits: each as its line of a log; an undo with the `ids` that it gave back.
-    :ivar since: the clock behind which the next page begins; None: there is none.
+    :ivar commits: each as its line in the log; an undo also has the `ids` that it restored.
+    :ivar since: for the next request; None: this is the last page.
     """
 
     commits: list[msgspec.Raw]
@@ -196,9 +198,9 @@ class Periods(msgspec.Struct, frozen=True):
 
 
 class Archived(msgspec.Struct, frozen=True):
-    """What was moved into an archive.
+    """The result of moving documents into an archive.
 
-    :ivar documents: how many.
+    :ivar documents: how many were moved.
     """
 
     documents: int
@@ -207,8 +209,8 @@ class Archived(msgspec.Struct, frozen=True):
 class FieldSeen(msgspec.Struct, frozen=True):
     """A field that some documents have.
 
-    :ivar path: as conditions name it.
-    :ivar documents: how many of the sampled ones have it.
+    :ivar path: its name in conditions.
+    :ivar documents: how many of the sampled documents have it.
     :ivar types: the JSON types of its values.
     """
 
@@ -218,9 +220,9 @@ class FieldSeen(msgspec.Struct, frozen=True):
 
 
 class AgentSeen(msgspec.Struct, frozen=True):
-    """Who writes to the store.
+    """An agent that writes to the store.
 
-    :ivar clock: of the newest commit that is known.
+    :ivar clock: of its newest known commit.
     """
 
     name: str
@@ -230,15 +232,15 @@ class AgentSeen(msgspec.Struct, frozen=True):
 class Description(msgspec.Struct, frozen=True):
     """What is in a store.
 
-    :ivar documents: how many there are.
-    :ivar clock: the greatest clock there is.
-    :ivar agent: the name that this door writes in for those who give none; None: it only reads.
-    :ivar agents: the ones that wrote last, the newest first.
-    :ivar more_agents: how many others there are.
-    :ivar fields: what the sampled documents have, most frequent first.
-    :ivar sampled: how many documents that were.
+    :ivar documents: how many it has.
+    :ivar clock: the greatest clock in it.
+    :ivar agent: the author of what is written here by clients that name none; None: nothing can be written here.
+    :ivar agents: the agents that wrote last, the newest first.
+    :ivar more_agents: how many other agents there are.
+    :ivar fields: the fields of the sampled documents, the most frequent first.
+    :ivar sampled: how many documents were sampled.
     :ivar ids: some of their ids.
-    :ivar settings: those of the store.
+    :ivar settings: the settings of the store.
     :ivar stats: figures, as of `Store.stats`.
     """
 
@@ -255,15 +257,15 @@ class Description(msgspec.Struct, frozen=True):
 
 
 def entry_of(record: Set, data: Document | None = None) -> Entry:
-    """A document with its record.
+    """The entry of a record.
 
-    :param data: what to show of it; None: all of it.
+    :param data: the part of the document to show; None: all of it.
     """
     return Entry(record.id, str(record.stamp), record.author, record.ts, record.document if data is None else data)
 
 
 def document_of(record: Record | None) -> Document | None:
-    """The document, if it is there and can be read: for messages about it."""
+    """The document, if it exists and can be read. For error messages."""
     try:
         return record.document if isinstance(record, Set) else None
     except OpslogError:

@@ -1,1 +1,1 @@
-"""A store for language-model agents, by the Model Context Protocol: `opslog mcp`. Needs the extra ``mcp``."""
+"""The MCP server, `opslog mcp`: a store for language-model agents. Needs the extra ``mcp``."""

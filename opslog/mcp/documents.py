@@ -14,7 +14,7 @@ from opslog.errors import UsageError
 from opslog.format.documents import Document
 from opslog.mcp.tools import READS, Hints, Tool, tool
 
-# What a model gets when it asks for nothing else, and at the most.
+# How much a model gets by default, and at most.
 _LIMIT, _LIMIT_MAX = 20, 200
 _REVISIONS, _CHANGES, _COMMITS = 10, 50, 200
 _PAGE_BYTES = 50_000
@@ -175,7 +175,7 @@ class Counts(msgspec.Struct, frozen=True):
 class Documents:
     """The tools of one session.
 
-    :param is_alone: whether nobody else writes in its name.
+    :param is_alone: whether no other session writes under its name.
     """
 
     def __init__(self, operations: Operations, *, is_alone: bool = True) -> None:
@@ -184,7 +184,8 @@ class Documents:
         self._leases = Leases(operations)
 
     def find(self, asked: FindIn) -> FoundPage:
-        """Documents that fulfil a condition, each with its stamp and author. `cursor` in the result: there are more."""
+        """Find documents that fulfil a condition, each with its stamp and author. If the result has a cursor, there are
+        more."""
         page: Page = self._operations.find(
             asked.where,
             order_by=asked.order_by,
@@ -197,35 +198,35 @@ class Documents:
         return FoundPage(page.items, page.cursor, count)
 
     def get(self, asked: GetIn) -> Entry:
-        """One document, with its stamp and author."""
+        """Get one document, with its stamp and author."""
         return self._operations.get(asked.id, asked.fields)
 
     def set(self, asked: SetIn) -> Written:
-        """Give a document a new value, whole. With if_stamp only if nobody has written it since you read it."""
+        """Replace the whole document. With if_stamp, only if nobody has written it since you read it."""
         return self._operations.set(asked.id, asked.data, if_stamp=asked.if_stamp)
 
     def create(self, asked: CreateIn) -> Written:
-        """Make a document that does not exist. Of all agents that try, one succeeds; the others get the error
+        """Create a document that does not exist. If several agents try, one succeeds, and the others get the error
         exists."""
         return self._operations.create(asked.id, asked.data)
 
     def modify(self, asked: ModifyIn) -> Modified:
-        """Change some fields and leave the others as they are, whoever writes meanwhile. Makes the document where there
-        is none."""
+        """Change some fields and leave the others as they are, whoever writes meanwhile. Creates the document if it
+        does not exist."""
         written, document = self._operations.modify(asked.id, asked.changes, if_stamp=asked.if_stamp)
         return Modified(asked.id, written.stamp, document)
 
     def delete(self, asked: DeleteIn) -> Written:
-        """Delete a document. With if_stamp only if nobody has written it since you read it."""
+        """Delete a document. With if_stamp, only if nobody has written it since you read it."""
         return self._operations.delete(asked.id, if_stamp=asked.if_stamp)
 
     def batch(self, asked: BatchIn) -> Written:
-        """Several writes (set, create, delete) as one: all of them happen, or none. One undo takes all back."""
+        """Make several writes (set, create, delete) as one: all of them happen, or none. One undo cancels them all."""
         return self._operations.transact(asked.ops, asked.expect)
 
     def claim(self, asked: ClaimIn) -> Claimed:
-        """Hold a document so that no other agent works on it: by id, or the first one that fulfils a condition and that
-        nobody holds. claimed: false says who has it, or, with an empty id, that there is none. Claim again
+        """Hold a document so that no other agent works on it: by its id, or the first one that fulfils a condition and
+        that nobody holds. If claimed is false, holder has it; if the id is empty too, no document is free. Claim again
         with the key to keep it."""
         if asked.key is not None:
             if asked.id is None:
@@ -238,42 +239,42 @@ class Documents:
         return self._leases.claim_one(asked.where, asked.seconds, asked.order_by)
 
     def release(self, asked: ReleaseIn) -> Released:
-        """Let others have a document that you claimed, with its last value or changes in the same transaction. If the
-        claim is over and somebody else has it, nothing is written: the error is lease_lost."""
+        """Release a document that you claimed, and write its last value or changes in the same transaction. If the
+        claim is over and somebody else has it, nothing is written, and the error is lease_lost."""
         return Released(asked.id, self._leases.release(asked.id, asked.key, data=asked.data, changes=asked.changes))
 
     def undo(self, asked: UndoIn) -> Undone:
-        """Take back the newest write of this session, a batch as a whole. The error conflict says that others have
-        written since. A claim is not taken back: release it."""
+        """Undo the newest write of this session, a batch as a whole. If others have written since, the error is
+        conflict. A claim is not undone: release it."""
         if asked.stamp is None and not self._is_alone:
             raise UsageError(
-                "undo: this connection has no session, and others write in its name: give the stamp of the write"
+                "undo: this connection has no session, and others write under its name: give the stamp of the write"
             )
         return self._operations.undo(asked.stamp)
 
     def history(self, asked: HistoryIn) -> History:
-        """What happened to a document: who wrote what and when, oldest first, as far as it is kept."""
+        """Show the writes of a document: who wrote what, and when, oldest first, as far as they are kept."""
         return self._operations.history(asked.id, asked.limit)
 
     def changes(self, asked: ChangesIn) -> ChangesPage:
-        """Which documents changed since a token, each as it is now, and what each commit did. Without since, only the
-        token of now. Ask again with the new token until there are no commits. reset: what is between was compacted
-        away; use find."""
+        """Show which documents changed since a token, each as it is now, and what each commit did. Without since, only
+        the current token. Ask again with the new token until there are no commits. If reset is true, older changes were
+        compacted away: use find."""
         if asked.since is None:
             return self._operations.changes(most=0)
         return self._operations.changes(asked.since, limit=_COMMITS, most=asked.limit, max_bytes=_PAGE_BYTES)
 
     def count(self, asked: CountIn) -> Counts:
-        """How many documents there are with each value of a field, the most frequent first."""
+        """Count the documents with each value of a field, the most frequent value first."""
         groups = self._operations.group(asked.by, asked.where)
         return Counts(groups[: asked.limit], max(0, len(groups) - asked.limit))
 
     def describe(self, asked: Nothing) -> Description:
-        """What is in the store: how many documents, which fields they have, who writes, some ids, settings."""
+        """Describe the store: how many documents, which fields they have, who writes, some ids, settings."""
         return self._operations.describe()
 
     def tools(self) -> list[Tool]:
-        """All of them."""
+        """All tools."""
         adds, replaces, destroys = Hints(), Hints(destructive=True, idempotent=True), Hints(destructive=True)
         return [
             tool(self.describe, "What is in the store", Nothing, Description, READS),

@@ -1,12 +1,13 @@
-"""The tools of the reference memory server of the protocol (entities, relations, observations), on a store. Inputs and
-outputs are the same, so that its users change one line of their configuration; each call is one transaction, so that
-what several agents write at once is kept.
+"""The tools of the protocol's reference memory server (entities, relations, observations), on a store. Inputs and
+outputs are the same, so its users change one line of their configuration. Each call is one transaction, so concurrent
+writes of several agents are kept.
 
     entity/NAME                     {"name": …, "entityType": …, "observations": […], "created": …}
     relation/[FROM,TYPE,TO]         {"from": …, "to": …, "relationType": …, "created": …}
-    memory/taken-in                 {"nodes": …, "created": …}: a reference server's file was taken in
+    memory/taken-in                 {"nodes": …, "created": …}: the file of a reference server was imported
 
-`created` orders what is returned: the oldest first, as the reference server has it. Other documents are left alone.
+Results are in the order of `created`, the oldest first, as the reference server returns them. Other documents of the
+store are left alone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from opslog.mcp.tools import READS, Hints, Tool, tool
 N = TypeVar("N", bound=msgspec.Struct)
 
 _ENTITY, _RELATION = "entity/", "relation/"
-# Says that a file was taken in: not again, whatever is deleted later.
+# Records that a file was imported, so that it is not imported again, whatever is deleted later.
 _TAKEN_IN = "memory/taken-in"
 
 

@@ -1,4 +1,4 @@
-"""Running a server: a store, the tools that were asked for, and a transport."""
+"""Running a server: a store, the chosen tools, and a transport."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from opslog.mcp.tools import chosen
 from opslog.store import Store
 
 _log = logger("mcp")
-# At an address that only this machine has: neither pages of other sites nor names that lead here.
+# For an address that only this machine has. Refuses pages of other sites, and other host names that lead here.
 _LOCAL = TransportSecuritySettings(
     allowed_hosts=["127.0.0.1:*", "localhost:*", "[::1]:*"],
     allowed_origins=["http://127.0.0.1:*", "http://localhost:*", "http://[::1]:*"],
@@ -47,11 +47,10 @@ class Offer(msgspec.Struct, frozen=True):
     """What a server offers.
 
     :ivar url: of the store.
-    :ivar agent: what its sessions' names begin with.
-    :ivar tools: the names of those that are offered; None: all.
-    :ivar memory: the tools of the memory server instead of those for documents.
-    :ivar memory_file: what a memory server has kept so far, taken in once, where there is nothing yet; not where
-        nothing can be written.
+    :ivar agent: the first part of its sessions' names.
+    :ivar tools: the names of the tools; None: all.
+    :ivar memory: offer the tools of the memory server instead of those for documents.
+    :ivar memory_file: the file of a memory server, to import once, if the store has no memory yet and can be written.
     """
 
     url: str
@@ -63,7 +62,7 @@ class Offer(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the store is called in logs and figures: the last part of its URL, or of its path."""
+        """The name of the store in logs, figures and tokens: the last part of its URL or path."""
         if "://" not in self.url:
             return os.path.basename(os.path.abspath(self.url))
         parts = urlsplit(self.url)
@@ -71,7 +70,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def serve_stdio(offer: Offer) -> None:
-    """Serve the client at standard input and output until it goes away. Errors as of `opslog.open`."""
+    """Serve the client at standard input and output until it disconnects. Errors as of `opslog.open`."""
 
     async def run(server: Server[Any]) -> None:
         async with stdio_server() as (read, write):
@@ -85,17 +84,17 @@ def serve_http(offer: Offer, host: str, port: int, *, tokens: Tokens | None, any
     """Serve clients at ``http://HOST:PORT/mcp``, and figures for Prometheus at ``/metrics``, until SIGTERM or SIGINT.
     Errors as of `opslog.open`.
 
-    :param tokens: who may do what with the store ``stores/NAME``, NAME as of `Offer.name`; None: everybody everything
-        that is offered.
-    :param anyone: whether requests may name any host, and be made by pages of any site. Otherwise, at an address that
-        only this machine has, they may name that alone.
-    :raises UsageError: the address is one that others reach, and nobody said who may do what.
+    :param tokens: say who may do what with the store, which they call ``stores/NAME`` (NAME as of `Offer.name`); None:
+        everyone may do everything that is offered.
+    :param anyone: accept requests with any `Host` and `Origin`. Otherwise, at an address that only this machine has,
+        they must name this machine.
+    :raises UsageError: other machines can reach the address, and neither `tokens` nor `anyone` was given.
     """
     is_local = host in ("127.0.0.1", "localhost", "::1")
     if not (is_local or anyone or tokens):
         raise UsageError(
-            f"at {host} everybody who reaches this machine could read and write the store: listen at 127.0.0.1, name a "
-            "file of tokens (--tokens FILE), or say that anyone may (--anyone)"
+            f"at {host} everyone who can reach this machine could read and write the store: listen at 127.0.0.1, give "
+            "a file of tokens (--tokens FILE), or allow anyone (--anyone)"
         )
     security = _LOCAL if is_local and not anyone else _ANYONE
     with open_session(offer.url, session_name(offer.agent), read_only=offer.read_only) as store:
@@ -124,7 +123,7 @@ def serve_http(offer: Offer, host: str, port: int, *, tokens: Tokens | None, any
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens, once it does: the port may be any that is free."""
+    """Logs its address once it listens, because the port may be any that is free."""
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
@@ -138,13 +137,13 @@ class _Server(uvicorn.Server):
 def server_of(offer: Offer, store: Store[Document], metrics: DoorMetrics) -> Server[Any]:
     """The server of an open store.
 
-    :param metrics: count what is asked of it.
+    :param metrics: count its calls.
     :raises UsageError: the offer names a tool that does not exist.
     """
     own = None if offer.read_only else session_name(offer.agent)
 
     def begin(client: Client) -> Session:
-        # Sessions undo their own writes. Requests without one share a name, as long as this process lives.
+        # A session undoes its own writes. Requests without a session share a name, as long as this process lives.
         has_name = (client.session or client.agent) and client.writes and not offer.read_only
         operations = Operations(store, session_name(client.agent or offer.agent) if has_name else own)
         is_alone = client.session != ""
@@ -154,9 +153,9 @@ def server_of(offer: Offer, store: Store[Document], metrics: DoorMetrics) -> Ser
         return Session(offer.name, operations, by_name(allowed))
 
     door = Door(begin, metrics)
-    session = begin(Client(None))  # what was asked for is checked now, and not at the first request
+    session = begin(Client(None))  # checks the offer now, and not at the first request
     if offer.memory_file is not None and not offer.read_only:
         Memory(session.operations).take_in(offer.memory_file)
     name, instructions = ("opslog-memory", None) if offer.memory else ("opslog", INSTRUCTIONS)
-    # Who may not get a document by the tool may not get it as a resource.
+    # Without the tool `get`, documents are not resources either.
     return door.server(name, instructions, resources="get" in session.tools)

@@ -1,10 +1,10 @@
-"""The protocol: tools and resources of `opslog.mcp.tools` as a server of the official SDK.
+"""The protocol: the tools of `opslog.mcp.tools`, and documents as resources, as a server of the official SDK.
 
-What a tool does runs in a thread, many at once. An error of the store is a result that says so, with what to do next,
-because the model is who can do something about it; what is no tool and no resource is an error of the protocol.
+Tools run in threads, many at once. An error of the store is a result that says what to do next, because the model can
+act on it. A request for a tool or resource that does not exist is an error of the protocol.
 
-No request names a path or an address: a store is chosen when the server is started, and the addresses of resources
-(``opslog:///documents/ID``) are looked up as ids in it.
+No request can name a path or an address. The store is chosen when the server starts, and the address of a resource
+(``opslog:///documents/ID``) is looked up as an id in it.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from opslog.errors import NotFoundError, OpslogError
 from opslog.mcp.admission import TokenUser
 from opslog.mcp.tools import Tool, schema_of
 
-# Of a list of resources at a time.
+# How many resources a page of their list has.
 _RESOURCES = 100
 _SCHEME = "opslog:///documents/"
 _JSON = "application/json"
-# The error of the protocol for a resource that is not there.
+# The protocol's error code for a resource that does not exist.
 _NO_RESOURCE = -32002
 
-# How many sessions have their claims and names remembered, where one process serves many.
+# For how many sessions one process remembers their names, and the leases of others that they have seen.
 _SESSIONS = 1000
 
-# A document may nest 254 levels, but parsers that clients use give up at fewer (jiter at 200, with the whole message).
-# Then whoever waits for the answer waits for ever.
+# A document may nest 254 levels, but the parsers of clients give up earlier (jiter at 200, with the whole message).
+# Then the client waits for the answer for ever.
 _LEVELS_MAX = 150
 _TOO_DEEP = Problem(
     code="unreadable",
-    message=f"what was found nests deeper than {_LEVELS_MAX} levels, which clients cannot read",
+    message=f"the result nests deeper than {_LEVELS_MAX} levels, which clients cannot read",
     next="Ask for its fields by `fields`, or read it as a resource",
 )
 
@@ -56,12 +56,11 @@ Context = ServerRequestContext[Any, Any]
 
 
 class Client(NamedTuple):
-    """Whose requests these are.
+    """The sender of requests.
 
-    :ivar session: the id of their session, at an address; empty where requests belong to none; None: the only session
-        of a process.
-    :ivar agent: what the name that they write under begins with; None: the server's own.
-    :ivar writes: whether they may write.
+    :ivar session: the id of its session over HTTP; empty: requests without one; None: the client at stdin and stdout.
+    :ivar agent: the first part of the name that it writes under; None: the server's.
+    :ivar writes: whether it may write.
     """
 
     session: str | None
@@ -70,10 +69,10 @@ class Client(NamedTuple):
 
 
 class Session(msgspec.Struct, frozen=True):
-    """What one client gets.
+    """What a client can use.
 
-    :ivar store: what the store is called in logs and figures.
-    :ivar tools: by their names, in the order in which they are listed.
+    :ivar store: the name of the store in logs and figures.
+    :ivar tools: by name, in the order of their list.
     """
 
     store: str
@@ -84,8 +83,8 @@ class Session(msgspec.Struct, frozen=True):
 class Door:
     """Answers the requests of clients.
 
-    :param begin: makes what a new client gets.
-    :param metrics: count which tools are called, with ``ok`` or the code of the problem as status.
+    :param begin: makes the session of a new client.
+    :param metrics: count the calls of each tool, with ``ok`` or the code of the problem as status.
     """
 
     def __init__(self, begin: Callable[[Client], Session], metrics: DoorMetrics) -> None:
@@ -115,7 +114,7 @@ class Door:
         )
 
     def _session(self, context: Context) -> Session:
-        """The one of this request. Requests of one agent that belong to no session share one."""
+        """The session of this request. Requests of one agent without a session share one."""
         client = _client_of(context)
         session = self._sessions.get(client)
         if session is None:
@@ -201,7 +200,7 @@ def _client_of(context: Context) -> Client:
     request = context.request
     if request is None:
         return Client(None)
-    # Only where there is a handshake does the SDK check that there is such a session: else anybody could name one.
+    # The SDK checks that the session exists only if there was a handshake. Otherwise a client could invent one.
     has_session = context.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
     session = request.headers.get("mcp-session-id", "") if has_session else ""
     user = request.scope.get("user")
@@ -211,7 +210,7 @@ def _client_of(context: Context) -> Client:
 
 
 def _working_for(context: Context, asked: Asked) -> AbstractContextManager[None]:
-    """What is logged meanwhile is of this request, and its own line says what it asks for; if it came over HTTP."""
+    """For a request over HTTP: a block in which logged lines have its id. Its own line names the operation."""
     if context.request is None:
         return nullcontext()
     request = request_of(context.request.scope)
@@ -232,7 +231,7 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
 
 async def _translated(call: Callable[[], Any], uri: str | None = None) -> Any:
-    """What a call returns; its errors as those of the protocol."""
+    """The result of a call, with errors of the store as errors of the protocol."""
     try:
         return await _in_thread(call)
     except NotFoundError as error:

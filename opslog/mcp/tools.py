@@ -1,5 +1,5 @@
-"""What a tool is: a name, how it is described to a model, and what it does with plain structs. Nothing here knows the
-protocol; `opslog.mcp.server` speaks it.
+"""Tools: each has a name, a description for models, and a function on plain structs. Nothing here knows the protocol,
+which `opslog.mcp.server` speaks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Hints(msgspec.Struct, frozen=True):
     """What a client may tell its user before a tool is called.
 
     :ivar read_only: it changes nothing.
-    :ivar destructive: it may replace or delete what is there.
-    :ivar idempotent: to call it once more with the same arguments changes nothing more.
+    :ivar destructive: it may replace or delete something.
+    :ivar idempotent: another call with the same arguments changes nothing more.
     """
 
     read_only: bool = False
@@ -36,8 +36,8 @@ READS = Hints(read_only=True, idempotent=True)
 class Tool(msgspec.Struct, frozen=True):
     """One tool.
 
-    :ivar call: what it does; called in a thread, from many at once.
-    :ivar text: its result for people and for models that read text alone; None: the result as JSON.
+    :ivar call: what it does. Called in threads, many at once.
+    :ivar text: turns its result into text, for people, and for models that read only text; None: as JSON.
     """
 
     name: str
@@ -50,9 +50,9 @@ class Tool(msgspec.Struct, frozen=True):
     text: Callable[[Any], str] | None = None
 
     def run(self, arguments: Mapping[str, Any] | None) -> msgspec.Struct:
-        """Its result.
+        """Call it, and return its result.
 
-        :raises UsageError: the arguments are not those that `input` describes.
+        :raises UsageError: the arguments do not fit `input`.
         """
         return self.call(converted(arguments or {}, self.input, self.name))
 
@@ -66,14 +66,14 @@ def tool(
     *,
     text: Callable[[Any], str] | None = None,
 ) -> Tool:
-    """The tool that a method is: its name, and as its description what its docstring says."""
+    """A tool made of a method: it has the method's name, and its docstring as its description."""
     prepare(input)
     description = " ".join((call.__doc__ or "").split())
     return Tool(call.__name__, title, description, input, output, hints, call, text)
 
 
 def schema_of(type: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON Schema of a struct, with an object at its root, as the protocol demands."""
+    """The JSON Schema of a struct. Its root is an object, as the protocol demands."""
     (root,), components = msgspec.json.schema_components([type], ref_template="#/$defs/{name}")
     described = {name: _described(schema) for name, schema in components.items()}
     schema = described.pop(root["$ref"].rpartition("/")[2])
@@ -81,7 +81,7 @@ def schema_of(type: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a struct with what its docstring says: of the whole, and of each field."""
+    """The schema of a struct, with descriptions from its docstring: of the struct, and of each field."""
     described = {key: value for key, value in schema.items() if key not in ("title", "description")}
     text, *of_fields = _FIELD.split(" ".join(schema.get("description", "").split()))
     if text.strip():
@@ -93,11 +93,11 @@ def _described(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen(tools: Sequence[Tool], names: Sequence[str] | None, *, read_only: bool) -> list[Tool]:
-    """Those tools that a server offers.
+    """The tools that a server offers.
 
-    :param names: which ones; None: all.
-    :param read_only: only those that change nothing.
-    :raises UsageError: there is no such tool, or it writes where nothing is to be written.
+    :param names: only these; None: all.
+    :param read_only: only tools that change nothing.
+    :raises UsageError: a tool does not exist, or writes although `read_only` is set.
     """
     known = {tool.name: tool for tool in tools}
     if names is None:
@@ -106,5 +106,5 @@ def chosen(tools: Sequence[Tool], names: Sequence[str] | None, *, read_only: boo
         if name not in known:
             raise UsageError(f"there is no tool {name!r}; there are {', '.join(known)}")
         if read_only and not known[name].hints.read_only:
-            raise UsageError(f"{name!r} writes: leave it, or the option to read only, out")
+            raise UsageError(f"{name!r} writes: leave out either it or the option to read only")
     return [tool for tool in tools if tool.name in names]

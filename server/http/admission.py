@@ -14,8 +14,8 @@ from opslog.server.protocol.refusals import Refused
 class Admission:
     """Admits requests.
 
-    :param tokens: who may do what; None: everybody may do everything.
-    :param rates: how often; None: as often as they like.
+    :param tokens: who may do what; None: everyone may do everything.
+    :param rates: how often; None: without a limit.
     """
 
     def __init__(self, tokens: Tokens | None, rates: Rates | None) -> None:
@@ -27,10 +27,10 @@ class Admission:
         return self._tokens is not None
 
     def admit(self, scope: Scope, path: str, right: Right, *, wants_token: bool = True) -> Token | None:
-        """Count a request. Returns its token, if this server wants any.
+        """Count a request. Returns its token, if this server requires one.
 
-        :param path: what it is about, as prefixes of tokens name it.
-        :param wants_token: not for those who show something else.
+        :param path: the path that the request is about, which the token's prefixes must cover.
+        :param wants_token: False for requests with credentials of another kind.
         :raises Refused: 401, 403 or 429.
         """
         who, token = str((scope.get("client") or ("",))[0]), None
@@ -44,7 +44,7 @@ class Admission:
         return token
 
     def token(self, scope: Scope) -> Token | None:
-        """The token that a request carries; None: none is wanted.
+        """The token of a request; None: this server requires none.
 
         :raises Refused: 401.
         """
@@ -64,9 +64,9 @@ def check(token: Token, path: str, right: Right) -> None:
 
 
 def author_of(token: Token) -> str:
-    """In whose name a token writes to stores.
+    """The author of what a token writes to stores.
 
-    :raises Refused: 403, in nobody's.
+    :raises Refused: 403, it cannot write.
     """
     if (author := token.author()) is None:
         raise Refused(403, f"this token names no agent to write as, and {token.name!r} cannot be one")

@@ -1,11 +1,10 @@
-"""Faults on demand, for those who test clients: answers that fail, come late, or break, as the reference server has
-them.
+"""Faults on demand, for tests of clients: responses that fail, come late, or break, as on the reference server.
 
-``POST /_test/inject-error`` takes a JSON object and applies it to the next requests for a path; ``DELETE`` of it
-forgets all. Never switch it on where others come: whoever reaches the server can break it.
+``POST /_test/inject-error`` takes a JSON object and applies it to the next requests for a path. ``DELETE`` of the same
+path forgets all faults. Never enable it on a server for others: anyone who can reach the server can break it.
 
-Every answer has the id of its request. The application gives it to those that it answers, and `accounted` to those
-that are answered here.
+Every response has the id of its request. The application adds it to its own responses, and `accounted` to those that
+are made here.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _BODY_BYTES, _BODY_SECONDS = 64 * 1024, 30.0
 
 
 class SseEvent(msgspec.Struct, frozen=True, rename="camel"):
-    """An event that is sent before all others."""
+    """An event to send before all others."""
 
     event_type: str
     data: str
@@ -38,11 +37,11 @@ class SseEvent(msgspec.Struct, frozen=True, rename="camel"):
 class Fault(msgspec.Struct, frozen=True, rename="camel"):
     """What happens to the next `count` requests for `path` (of a URL), by `method` if one is given.
 
-    :ivar status: the answer, with `retry_after` seconds.
-    :ivar delay_ms: before anything else, and up to `jitter_ms` more.
-    :ivar drop_connection: it ends behind the headers.
-    :ivar truncate_body_bytes: so much of the body is sent.
-    :ivar corrupt_body: its first bytes are others.
+    :ivar status: of the response, which asks the client to wait for `retry_after` seconds.
+    :ivar delay_ms: wait this long first, and up to `jitter_ms` longer.
+    :ivar drop_connection: end the connection after the headers.
+    :ivar truncate_body_bytes: send only this much of the body.
+    :ivar corrupt_body: change its first bytes.
     :ivar probability: of the fault, for each request.
     """
 
@@ -60,7 +59,7 @@ class Fault(msgspec.Struct, frozen=True, rename="camel"):
     inject_sse_event: SseEvent | None = None
 
     def is_one(self) -> bool:
-        """Whether it does anything."""
+        """Whether it does anything at all."""
         changes = (self.status, self.truncate_body_bytes, self.inject_sse_event)
         return any(change is not None for change in changes) or bool(
             self.delay_ms or self.drop_connection or self.corrupt_body
@@ -136,17 +135,17 @@ class FaultyApp:
 
 
 async def _fail(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer in place of the application."""
+    """Respond instead of the application."""
     if fault.status is not None:
         retry = [] if fault.retry_after is None else [(b"retry-after", b"%d" % fault.retry_after)]
         await refuse(send, Refused(fault.status, "this fault was asked for", retry))
     else:
-        # A server ends the connection of an application that promised more than it sent.
+        # A server ends the connection if an application promises more than it sends.
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
 
 
 def _broken(fault: Fault, send: Send) -> Send:
-    """Sends what an application sends, with the fault."""
+    """A function that sends the application's messages with the fault."""
     left = fault.truncate_body_bytes
     first = True
 

@@ -1,4 +1,4 @@
-"""Which requests a web page of another site has made: a browser runs its scripts on this machine, too."""
+"""Refusal of requests from web pages of other sites: a browser on this machine runs their scripts here, too."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from opslog.server.protocol.refusals import Refused
 
 
 def check_local(scope: Scope) -> None:
-    """Let only those in who name this machine: not pages of other sites, nor a site whose name leads here.
+    """Refuse requests that do not name this machine: of pages of other sites, and of a site whose name leads here.
 
-    Browsers say in Origin which site a script is of, and in Host which name it has asked for. Programs that are no
-    browsers name an address of this machine, and no origin.
+    A browser sends the site of a script in Origin, and the host name that the script used in Host. Other programs name
+    an address of this machine, and send no Origin.
 
     :raises Refused: 403.
     """

@@ -1,8 +1,8 @@
-"""Word of what is written to a store, for agents elsewhere that keep a request open.
+"""Notice of writes to a store, for remote agents that keep a request open.
 
-Whoever writes, through this server or not, it comes into the store's feed. So those who listen wait for that stream to
-grow, as its own readers do: they are followers, counted and ended as such, and none of them has a thread. They are
-sent no data, only that there is something to read; what, they ask as ever.
+Every write comes into the store's feed, whether it was made through this server or not. So a listener waits for that
+stream to grow, as readers of the feed do: it is a follower, is counted and ended as one, and has no thread. It gets no
+data, only the notice that there is something to read, and then reads as usual.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from opslog.server.protocol.refusals import Headers, Refused
 from opslog.server.stores.feed import FOLDER
 from opslog.server.streams import Streams
 
-# After so much silence the client is sent word that it is still connected. It waits for thrice as long.
+# After this much silence the client gets a sign that it is still connected. It waits three times as long.
 _SILENCE_SECONDS = 10.0
 
-# The second one keeps proxies from waiting for more of the answer before they hand it on.
+# The last one keeps proxies from buffering the response.
 _HEADERS: Headers = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
@@ -39,10 +39,10 @@ class Announcing:
         self._options = options
 
     async def answer(self, name: str, receive: Receive, send: Send) -> int:
-        """Send an event now, and whenever something was written to the store of this name since; until the client goes,
-        the server ends, or it has been as long as of other live reads. Returns the status.
+        """Send an event now, and after each write to this store; until the client disconnects, the server stops, or the
+        time of other live reads is over. Returns the status.
 
-        Whoever has read what there is after the last event has everything that was written before it.
+        A client that reads the store after an event gets everything that was written before the event.
         """
         await begin(send, 200, _HEADERS)
         async with watching(receive) as gone, Patience(send, self._options.send_seconds) as patient:
@@ -57,7 +57,7 @@ class Announcing:
         known = self._tail(path)
         yield _WRITTEN
         while not gone.done() and not followers.stopped and (left := end - monotonic()) > 0:
-            # Nothing comes between this and the beginning of the wait, so nothing is missed.
+            # Nothing can happen between this and the beginning of the wait, so no write is missed.
             if (tail := self._tail(path)) != known:
                 known = tail
                 yield _WRITTEN
@@ -65,7 +65,7 @@ class Announcing:
                 yield _SILENCE
 
     def _tail(self, path: str) -> tuple[int, int]:
-        """Up to where a feed goes; zeros while it has not begun."""
+        """Where a feed ends; zeros if it has not begun."""
         try:
             stream = self._streams.stream(path)
         except Refused:

@@ -1,4 +1,4 @@
-"""What each route does: it translates a request into an operation, and what that returns into an answer."""
+"""The routes and their handlers, which translate requests into operations, and results into responses."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from opslog.server.protocol.refusals import Headers, Refused
 from opslog.server.stores.samples import Sample
 from opslog.stats import Stats
 
-# How many documents, commits or revisions one answer has, unless the client says otherwise, and at most.
+# How many documents, commits or revisions one response has, by default and at most.
 _ITEMS, _ITEMS_MAX = 100, 1000
-# Of one request.
+# The most ops of one request.
 _OPS_MAX = 100_000
-# Of a page of commits, unless the client says otherwise: one that wrote a batch may have megabytes.
+# The length of a page of commits, by default: the commit of a batch may have megabytes.
 _OPS_BYTES = 1024 * 1024
-# Of the documents of one answer to `changes`, likewise: as much as one request may set.
+# Likewise of the documents in one response to `changes`: as much as one request may set.
 _CHANGES_BYTES = 16 * 1024 * 1024
 Ops = Annotated[list[Op], msgspec.Meta(max_length=_OPS_MAX)]
 
@@ -55,9 +55,9 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TransactBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Conditions, and writes that happen if all of them hold.
+    """Conditions, and writes that happen if all conditions hold.
 
-    :ivar expect: what must be true of documents that are not written, too.
+    :ivar expect: conditions on documents, also on those that are not written.
     """
 
     ops: Ops = []
@@ -65,11 +65,11 @@ class TransactBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ArchiveBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What to move into an archive.
+    """The documents to move into an archive.
 
-    :ivar where: which documents, as of the list.
-    :ivar period: the archive's name; left out: the current quarter.
-    :ivar older_than_seconds: only documents that were last written longer ago than this.
+    :ivar where: the condition that they fulfil, as for the list.
+    :ivar period: the name of the archive; left out: the current quarter.
+    :ivar older_than_seconds: move only documents whose last write is longer ago than this.
     """
 
     where: str | dict[str, Any]
@@ -78,32 +78,32 @@ class ArchiveBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CompactBody(msgspec.Struct, forbid_unknown_fields=True):
-    """:ivar full: merge the whole snapshot into one, and remove expired tombstones."""
+    """:ivar full: merge the whole snapshot, and remove expired tombstones."""
 
     full: bool = False
 
 
 class UndoBody(msgspec.Struct, forbid_unknown_fields=True):
-    """:ivar stamp: only if the newest commit has this one: where several write in the same name."""
+    """:ivar stamp: undo only if the newest commit has this stamp; for several clients that write under one name."""
 
     stamp: str | None = None
 
 
 class Counts(msgspec.Struct):
-    """How many documents there are; with `by`, with each value."""
+    """The number of documents; with `by`, for each value."""
 
     documents: int
     groups: list[Counted] | None = None
 
 
 class Figures(msgspec.Struct):
-    """Figures of a store since the server was started, oldest first; the longer that is, the farther apart."""
+    """Figures of a store since the server was started, oldest first. The longer the server runs, the fewer per hour."""
 
     samples: list[Sample]
 
 
 def _limit(what: str) -> Parameter:
-    return Parameter("limit", f"How many {what} to return at the most.", int, least=1, most=_ITEMS_MAX, default=_ITEMS)
+    return Parameter("limit", f"Return at most this many {what}.", int, least=1, most=_ITEMS_MAX, default=_ITEMS)
 
 
 def describe(call: Call) -> Answer:
@@ -231,7 +231,7 @@ _TAG = re.compile(r'"([^"]*)"')
 
 
 def _if_match(call: Call) -> str | msgspec.UnsetType:
-    """The stamp that the document must have; ``*``: any.
+    """The stamp that the document must have; ``*``: any stamp.
 
     :raises Refused: 400.
     """
@@ -243,11 +243,11 @@ def _if_match(call: Call) -> str | msgspec.UnsetType:
     match = _TAG.fullmatch(text.strip())
     if match is None:
         raise Refused(400, 'If-Match takes one ETag as it was given, as in "1042@planner", or *')
-    return match[1].partition(";")[0]  # behind it stands how the answer was compressed
+    return match[1].partition(";")[0]  # the compression of the response follows it
 
 
 def _stamp(tag: str | msgspec.UnsetType) -> str | msgspec.UnsetType:
-    """For what needs no ``*``: it fails by itself where there is no document."""
+    """The condition for calls that need no ``*``, because they fail anyway if the document does not exist."""
     return msgspec.UNSET if tag == "*" else tag
 
 
@@ -266,7 +266,7 @@ def _is_new(call: Call) -> bool:
 
 @contextmanager
 def _preconditions(call: Call) -> Iterator[None]:
-    """What the headers demand does not hold: 412 instead of what it would be otherwise."""
+    """Turn conflicts into 412 if the condition came in a header."""
     try:
         yield
     except (ConflictError, NotFoundError) as error:
@@ -284,28 +284,30 @@ def _written(status: int, written: Written) -> Answer:
 
 
 def _where(text: str | None) -> Where | None:
-    """A condition: a JSON object, or text.
+    """A condition, as a JSON object or as text.
 
-    :raises Refused: 400, it begins as an object and is none.
+    :raises Refused: 400, it begins as an object and is not one.
     """
     if text is None or not text.lstrip().startswith("{"):
         return text
     try:
         found: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Refused(400, f"where begins as a JSON object and is none: {error}") from None
+        raise Refused(400, f"where begins as a JSON object, but cannot be read as one: {error}") from None
     return found
 
 
 # -- the table
 
-_MAX_BYTES = "End the page before it is longer than that; one {} is on it in any case."
+_MAX_BYTES = "End the page before it is longer than this. It has at least one {}."
 _ARCHIVES_ARE_NOW = "archives are files beside the store, and no commit says what one held before"
 _QUESTION = (
     WHERE,
-    Parameter("order_by", "A path to sort by, with a minus before it to turn round; may be repeated.", is_list=True),
+    Parameter(
+        "order_by", "A path to sort by, with a minus before it to reverse the order; may be repeated.", is_list=True
+    ),
     _limit("documents"),
-    Parameter("offset", "How many to pass over first.", int, most=2**53 - 1, default=0),
+    Parameter("offset", "Skip this many first.", int, most=2**53 - 1, default=0),
     CURSOR,
     FIELDS,
     Parameter("max_bytes", _MAX_BYTES.format("document"), int, least=1),
@@ -386,7 +388,7 @@ ROUTES: tuple[Route, ...] = (
         "/count",
         "read",
         "count",
-        "How many documents fulfil a condition, or have each value.",
+        "Count the documents that fulfil a condition, or that have each value.",
         count,
         (WHERE, Parameter("by", "Count for each value at this path."), AS_OF),
         answers={200: ("How many.", Counts)},
@@ -418,11 +420,11 @@ ROUTES: tuple[Route, ...] = (
         "/undo",
         "write",
         "undo",
-        "Take back the newest commit of the token's agent.",
+        "Undo the newest commit of the token's agent.",
         undo,
         body=UndoBody,
         is_optional=True,
-        answers={200: ("What was taken back.", Undone)},
+        answers={200: ("What was undone.", Undone)},
         is_keyed=True,
     ),
     Route(
@@ -430,7 +432,7 @@ ROUTES: tuple[Route, ...] = (
         "/history/{id}",
         "read",
         "history",
-        "What happened to a document, as far as it is kept.",
+        "The writes of a document, as far as they are kept.",
         history,
         (_limit("revisions"), AS_OF),
         answers={200: ("Oldest first.", History)},
@@ -444,26 +446,26 @@ ROUTES: tuple[Route, ...] = (
         changes,
         (
             Parameter("since", "The token of the answer before; left out: everything, as a reset."),
-            Parameter("limit", "Stop after so many commits.", int, least=1, most=_ITEMS_MAX, default=_ITEMS_MAX),
+            Parameter("limit", "Stop after this many commits.", int, least=1, most=_ITEMS_MAX, default=_ITEMS_MAX),
             Parameter(
                 "most",
-                "So many documents at the most: of others the ids; of a larger reset none, and it is not complete.",
+                "Return at most this many documents, and the ids of others. A larger reset has none of them.",
                 int,
                 least=0,
                 most=_ITEMS_MAX,
                 default=_ITEMS_MAX,
             ),
-            Parameter("max_bytes", "So many bytes of documents at the most, likewise.", int, default=_CHANGES_BYTES),
+            Parameter("max_bytes", "Return at most this many bytes of documents.", int, default=_CHANGES_BYTES),
         ),
         answers={200: ("Changes, and the next token.", ChangesPage)},
-        now_only="a token says from where on, and the changes lead to now. GET /ops?as_of=… has the commits up to then",
+        now_only="changes lead from a token to the present. GET /ops?as_of=… has the commits up to then",
     ),
     Route(
         "GET",
         "/ops",
         "read",
         "ops",
-        "The commits of all agents that are kept, in the order of their clocks.",
+        "The retained commits of all agents, in the order of their clocks.",
         ops,
         (
             Parameter("since", "Only commits with a greater clock.", int),
@@ -490,8 +492,8 @@ ROUTES: tuple[Route, ...] = (
         "archived",
         "The documents of an archive.",
         archived,
-        (Parameter("limit", "How many to return at the most; left out: all.", int, least=1, most=_ITEMS_MAX), CURSOR),
-        answers={200: ("They, and the cursor of the next page.", Page)},
+        (Parameter("limit", "Return at most this many; left out: all.", int, least=1, most=_ITEMS_MAX), CURSOR),
+        answers={200: ("The documents, and the cursor of the next page.", Page)},
         now_only=_ARCHIVES_ARE_NOW,
     ),
     Route(
@@ -522,7 +524,7 @@ ROUTES: tuple[Route, ...] = (
         "activity",
         "Who did what lately, of the commits that are kept: agents, commits, and writes that lost.",
         activity,
-        (_limit("commits, and writes that lost,"), AS_OF),
+        (_limit("commits, and lost writes"), AS_OF),
         answers={200: ("Newest first.", Activity)},
         is_in_turn=True,
     ),
@@ -534,17 +536,17 @@ ROUTES: tuple[Route, ...] = (
         "Commits, tails, documents and compactions since the server was started.",
         figures,
         answers={200: ("Oldest first.", Figures)},
-        now_only="each sample says of when it is. GET /stats?as_of=… has the figures of one moment",
+        now_only="each sample has its own time. GET /stats?as_of=… has the figures of one moment",
     ),
     Route(
         "GET",
         "/stats",
         "read",
         "stats",
-        "Figures of the store; what files it has, and how long they are, always of now.",
+        "Figures of the store. Its files and their lengths are always the present ones.",
         stats,
         (AS_OF,),
-        answers={200: ("Of now, or of then.", Stats)},
+        answers={200: ("The figures, of now or then.", Stats)},
     ),
 )
 

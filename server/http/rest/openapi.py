@@ -1,4 +1,4 @@
-"""The description of the API for stores, in OpenAPI 3.1: made of the routes themselves."""
+"""The description of the API for stores, in OpenAPI 3.1, generated from the routes."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ def description(routes: Iterable[Route], root: str) -> dict[str, Any]:
 def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     parameters = [_in_path("store", "The name under which the store is served.")]
     if route.takes is not None:
-        parameters.append(_in_path(route.takes, "All that follows, percent-encoded; slashes may stay as they are."))
+        parameters.append(_in_path(route.takes, "Everything that follows, percent-encoded. Slashes may stay."))
     parameters += [_in_query(parameter) for parameter in route.parameters]
     for name in route.conditions:
         parameters.append(_in_header(name, _CONDITIONS[name]))
     if route.is_keyed:
-        text = "A UUIDv7 of this request's own: sent again with it, the request is carried out once."
+        text = "A UUIDv7 for this request alone. If the request is sent again with it, it is carried out once."
         parameters.append(_in_header("Idempotency-Key", text))
     if route.right == "write":
-        parameters.append(_in_header("Opslog-Agent", "In whose name to write. A token allows its own agent alone."))
+        parameters.append(_in_header("Opslog-Agent", "The author of the write. A token allows only its own agent."))
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
-        "description": f"Needs a token that may {route.right} `stores/{{store}}`, where the server wants one.",
+        "description": f"Needs a token that may {route.right} `stores/{{store}}`, if the server requires tokens.",
         "parameters": parameters,
         "responses": {
             **{str(status): _answer(text, kind, schema_of) for status, (text, kind) in route.answers.items()},

@@ -1,4 +1,4 @@
-"""What goes wrong, as problem documents (RFC 9457)."""
+"""Errors as problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from opslog.server.protocol.refusals import Headers, Refused
 
 CONTENT_TYPE = (b"content-type", b"application/problem+json")
 
-# What each code is called, and the status of its answers. A condition that a request states in its headers and that
-# does not hold is 412 instead, see `Failure.preconditioned`.
+# The status and the title of each code. A condition in a header that does not hold is 412 (`PreconditionError`).
 _CODES: dict[str, tuple[int, str]] = {
     "invalid": (400, "The request cannot work as it was made"),
     "unauthenticated": (401, "A bearer token is missing, or not known"),
@@ -36,15 +35,15 @@ _CODES: dict[str, tuple[int, str]] = {
     "locked": (503, "Another process is in the way"),
     "unavailable": (503, "This cannot be done now"),
 }
-# What clients learn of faults of the server's and its storage. The details, which name files and processes, are in the
-# log.
+# What clients learn about faults of the server and its storage. Only the log has the details, which name files and
+# processes.
 _FAULTS = {
     "unknown": "the storage failed while this was written; the server's log says how",
     "unreadable": "what is stored cannot be read; the server's log says where",
     "locked": "another process holds a lock or a name that this needs; the server's log says which",
     "unavailable": "the store cannot do this now; the server's log says why",
 }
-# Of refusals that come from the server itself, by status.
+# Code and advice of the server's own refusals, by status.
 _REFUSED = {
     400: ("invalid", "Correct the request as the message says"),
     401: ("unauthenticated", "Send Authorization: Bearer TOKEN"),
@@ -66,16 +65,16 @@ class ProblemDocument(msgspec.Struct, omit_defaults=True):
     """Why a request failed (RFC 9457).
 
     :ivar type: ``urn:opslog:problem:`` and the code.
-    :ivar title: what this kind of problem is.
-    :ivar status: that of the answer.
+    :ivar title: of this kind of problem.
+    :ivar status: of the response.
     :ivar detail: what happened.
-    :ivar code: what programs decide by.
+    :ivar code: for programs to decide by.
     :ivar next: what to do now.
     :ivar retry: whether the same request may succeed later.
-    :ivar id: the document that it is about.
-    :ivar now: what is there now, where that is not what the client believed.
-    :ivar place: where in the document or condition.
-    :ivar request_id: what the request is called in the answer's header ``X-Request-Id`` and in the server's log.
+    :ivar id: of the document that it is about.
+    :ivar now: the document as it is now, if the client expected another.
+    :ivar place: the place in the document or condition.
+    :ivar request_id: the id of the request, which is also in the header ``X-Request-Id`` and in the server's log.
     """
 
     type: str
@@ -92,9 +91,9 @@ class ProblemDocument(msgspec.Struct, omit_defaults=True):
 
 
 class PreconditionError(Exception):
-    """What the headers of a request demand does not hold.
+    """A condition in the headers of a request does not hold.
 
-    :ivar error: what the store says of it.
+    :ivar error: the store's error.
     """
 
     def __init__(self, error: OpslogError) -> None:
@@ -105,9 +104,9 @@ class PreconditionError(Exception):
 def document_of(
     error: OpslogError, status: int | None = None, named: Callable[[str], str] = str
 ) -> tuple[ProblemDocument, Headers]:
-    """The problem document of an error, and the headers of its answer.
+    """The problem document of an error, and the headers of its response.
 
-    :param named: puts what clients know of the store in place of where it is.
+    :param named: replaces the place of the store by its name, in messages to clients.
     """
     if isinstance(error, Refused):
         code, then = _REFUSED.get(error.status, ("unavailable", "Try again later"))

@@ -1,4 +1,4 @@
-"""What a route is: its address, what it takes, what it answers. The description of the API is made of the same."""
+"""Routes: their addresses, parameters, bodies and responses. The description of the API is generated from them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from opslog.server.stores.served import ServedStore
 class Parameter:
     """A parameter of the query.
 
-    :ivar kind: str, int, float or bool.
-    :ivar least: of a number, as `most`.
-    :ivar is_list: it may come several times.
+    :ivar kind: str, int or bool.
+    :ivar least: the smallest number; `most`: the greatest one.
+    :ivar is_list: it may be repeated.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Parameter:
     is_required: bool = False
 
     def value(self, texts: list[str]) -> Any:
-        """What these texts stand for.
+        """The value of these texts.
 
         :raises Refused: 400.
         """
@@ -58,7 +58,7 @@ class Parameter:
 
 
 AS_OF = Parameter("as_of", "The state at this clock, or at this time (RFC 3339), instead of now.")
-CURSOR = Parameter("cursor", "That of the page before.")
+CURSOR = Parameter("cursor", "The cursor of the page before.")
 FIELDS = Parameter("fields", "Return only the values at these paths; may be repeated.", is_list=True)
 WHERE = Parameter(
     "where", "Only documents that fulfil this: `status = active and hours > 3`, or the same as a JSON object."
@@ -69,11 +69,11 @@ WHERE = Parameter(
 class Call:
     """A request to a route, as it reaches the handler.
 
-    :ivar operations: in the name of who asks; of the past, where they ask for it.
-    :ivar id: what the address names behind the route's own path, percent-decoded.
-    :ivar given: the parameters by name, each as its kind, or its default.
+    :ivar operations: with the client as author; on the past, if the request has `as_of`.
+    :ivar id: the part of the address after the route's own path, percent-decoded.
+    :ivar given: the parameters by name, each with a value of its kind, or its default.
     :ivar headers: the headers that matter.
-    :ivar body: as the route's type; None where there is none.
+    :ivar body: of the route's type; None: the request has no body.
     """
 
     served: ServedStore
@@ -86,29 +86,29 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """:ivar body: becomes JSON; bytes are JSON already; None: there is none."""
+    """:ivar body: becomes JSON, unless it is bytes, which are JSON already; None: no body."""
 
     status: int
     body: Any = None
     headers: Headers = field(default_factory=list)
 
 
-# Blocks, and raises errors of the store.
+# Blocks. Raises the errors of the store.
 Handler = Callable[[Call], Answer]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """:ivar path: behind ``/v1/store/NAME``; with a name in braces at its end, which takes all that follows.
+    """:ivar path: after ``/v1/store/NAME``. A name in braces at its end stands for everything that follows.
     :ivar right: what a token must allow.
     :ivar body: the type of the request's body, if it has one.
     :ivar is_optional: the body may be missing.
-    :ivar answers: what the statuses of success mean, each with the type of its body.
-    :ivar conditions: which headers with conditions it takes.
+    :ivar answers: the statuses of success, each with its meaning and the type of its body.
+    :ivar conditions: the headers with conditions that it takes.
     :ivar media_type: of the body.
     :ivar is_keyed: it takes an Idempotency-Key.
-    :ivar now_only: of a read without `as_of`: why.
-    :ivar is_in_turn: it may take long, so those who ask for it wait for each other, and nobody else for them.
+    :ivar now_only: why a read has no `as_of`.
+    :ivar is_in_turn: it may take long, so its requests wait for each other, and no other request waits for them.
     """
 
     method: str
@@ -138,7 +138,7 @@ class Route:
         return self.path.partition("{")[0]
 
     def match(self, path: str) -> str | None:
-        """What stands for the name in braces, still percent-encoded; None: another route's path."""
+        """The value of the name in braces, still percent-encoded; None: the path is another route's."""
         if self.takes is None:
             return "" if path == self.path else None
         return path[len(self.prefix) :] if path.startswith(self.prefix) else None
@@ -146,7 +146,7 @@ class Route:
     def parse(self, query: bytes) -> dict[str, Any]:
         """The parameters.
 
-        :raises Refused: 400, one of them is not known, missing, or no such value.
+        :raises Refused: 400, one of them is unknown, missing, or has an invalid value.
         """
         found: dict[str, list[str]] = {}
         try:
@@ -172,5 +172,5 @@ class Route:
 
 
 def point_of(text: str) -> Point:
-    """A clock, if it is all digits; otherwise a time, which is checked where it is used."""
+    """A clock, if it has only digits; otherwise a time, which is checked where it is used."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text

@@ -1,4 +1,4 @@
-"""Requests for stores: which route they are for, who may make them, and how they are answered."""
+"""Requests for stores: finding their route, checking who may make them, and responding."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ROOT = "/v1/store/"
 LIST = "/v1/stores"
 DESCRIPTION = "/v1/openapi.json"
 _log = logging.getLogger("opslog.server")
-# Below the address of a store, for agents that have replicas of their own.
+# Below the address of a store, for remote agents with replicas of their own.
 STORAGE = "/storage"
 # Files of a store, as a part of a snapshot, are larger than documents.
 _STORAGE_BYTES_MAX = 128 * 1024 * 1024
@@ -61,8 +61,8 @@ _RIGHTS: tuple[Right, ...] = ("read", "write", "operate")
 class Rest:
     """Answers requests for stores.
 
-    :param announcing: answers those who wait for what is written.
-    :param wrote: called with a store that somebody wrote to, on the event loop.
+    :param announcing: answers clients that wait for writes.
+    :param wrote: called on the event loop with a store after a write.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class Rest:
         return path.startswith(ROOT) or path in {LIST, DESCRIPTION}
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> int:
-        """Answer a request, whatever comes of it; returns the status.
+        """Answer a request, also if it fails. Returns the status.
 
-        :raises DisconnectedError: nobody is there to be answered.
+        :raises DisconnectedError: the client is gone.
         """
         head = scope["method"] == "HEAD"
         try:
@@ -120,7 +120,7 @@ class Rest:
         return await self._send_problem(scope, send, document, headers)
 
     async def refuse(self, scope: Scope, send: Send, refused: Refused) -> int:
-        """Answer with a refusal that was not raised in `answer`."""
+        """Answer with a refusal that `answer` did not raise."""
         return await self._send_problem(scope, send, *problems.document_of(refused))
 
     async def _send_problem(self, scope: Scope, send: Send, document: ProblemDocument, headers: Headers) -> int:
@@ -130,26 +130,26 @@ class Rest:
         return await reply(send, document.status, [problems.CONTENT_TYPE, NO_STORE, *headers], body, head=head)
 
     def _namer(self, scope: Scope) -> Callable[[str], str]:
-        """What keeps messages from saying where the store is that a request is for."""
+        """A function that replaces the place of the request's store by its name, in messages."""
         asked = request_of(scope).asked
         return str if asked is None else self._stores.find(asked.store).named
 
     def _list(self, scope: Scope) -> dict[str, Any]:
-        """The stores that this token may read, what else it may do with each, and in whose name it writes."""
+        """The stores that this token may read, what else it may do with each, and its agent."""
         token = self._admission.token(scope)
         rights = {name: _rights(token, name) for name in self._stores.names}
         readable = {name: allowed for name, allowed in rights.items() if "read" in allowed}
         return {"stores": list(readable), "rights": readable, "agent": token and token.author()}
 
     async def _announce(self, name: str, scope: Scope, receive: Receive, send: Send) -> int:
-        """An agent that has a replica of its own waits for what is written."""
+        """A remote agent with a replica of its own waits for writes."""
         self._admission.admit(scope, FOLDER + name, "read")
         self._stores.find(name)
         request_of(scope).asked = Asked("remote", name, "listen")
         return await self._announcing.answer(name, receive, send)
 
     async def _call_storage(self, name: str, scope: Scope, receive: Receive, send: Send) -> int:
-        """A request of an agent that has a replica of its own: `opslog.backends.remote.protocol`."""
+        """A request of a remote agent with a replica of its own: `opslog.backends.remote.protocol`."""
         if scope["method"] != "POST":
             raise Refused(405, f"{scope['method']} is not a method of {STORAGE}", [(b"allow", b"GET, POST, OPTIONS")])
         token = self._admission.admit(scope, FOLDER + name, "read")
@@ -164,12 +164,12 @@ class Rest:
             answer, has_written = await served.call(partial(served.storage.answer, data, client))
             if has_written:
                 self._wrote(served)
-            # Where there is no room the client asks again, and gets the same answer.
+            # If there is no room, the client asks again, and gets the same answer.
             holding.hold(min(len(answer), self._budget.bytes_max))
             return await self._send_parts(send, answer)
 
     async def _send_parts(self, send: Send, body: bytes) -> int:
-        """An answer that may be large. Who takes nothing of it for too long is left."""
+        """Send an answer that may be large. If the client reads nothing for too long, it is dropped."""
         length = (b"content-length", b"%d" % len(body))
         async with Patience(send, self._options.send_seconds) as patient:
             await begin(patient.send, 200, [_STORAGE_TYPE, NO_STORE, length])
@@ -181,7 +181,7 @@ class Rest:
 
     async def _call(self, name: str, path: str, scope: Scope, receive: Receive) -> Answer:
         route, rest = _route(scope["method"], path)
-        # Who writes sees what is there: in answers to conditions that do not hold, in what a change made of a document.
+        # Writing shows documents: in responses to conditions that do not hold, and in the result of a change.
         token = self._admission.admit(scope, FOLDER + name, "read")
         if token is not None:
             check(token, FOLDER + name, route.right)
@@ -199,7 +199,7 @@ class Rest:
                 raise Refused(400, f"{route.method} {route.path} takes no Idempotency-Key: send it again without one")
 
             def call() -> Answer:
-                # Bodies are decoded and answers encoded here, too: large ones would hold up everybody else.
+                # Bodies are decoded and answers encoded in this thread, too: large ones would delay all other requests.
                 body, once = _body(route, data), None
                 if given.get("as_of") is not None:
                     with served.as_of(point_of(given["as_of"])) as past:
@@ -243,17 +243,17 @@ class Rest:
 
 
 def _client_of(token: Token, path: str) -> Client:
-    """What a token may do with a storage."""
+    """The rights of a token on a storage."""
     writes, operates = token.covers(path, "write"), token.covers(path, "operate")
     author = token.author()
     return Client(author or "", writes=writes and author is not None, operates=operates)
 
 
 def _body(route: Route, data: bytes) -> Any:
-    """The body of a request as the route wants it.
+    """The body of a request, as the route's type.
 
     :raises Refused: 400, it is not JSON.
-    :raises UsageError: it is, and not of that type.
+    :raises UsageError: it is JSON, but not of that type.
     """
     if route.body is None or (not data and route.is_optional):
         return None
@@ -268,7 +268,7 @@ def _body(route: Route, data: bytes) -> Any:
 
 
 def _check_conditions(route: Route, headers: Fields) -> None:
-    """A write takes effect only under the conditions that it states. A read may pass over those it does not know.
+    """Refuse a write with a condition that its route does not support. A read may ignore such a condition.
 
     :raises Refused: 400.
     """
@@ -280,14 +280,14 @@ def _check_conditions(route: Route, headers: Fields) -> None:
 
 
 def _encoded_answer(answer: Answer) -> Answer:
-    """An answer whose body is JSON."""
+    """The answer, with its body as JSON."""
     if answer.body is None or isinstance(answer.body, bytes):
         return answer
     return replace(answer, body=msgspec.json.encode(answer.body))
 
 
 def _keyed(once: Once) -> Headers:
-    """What an answer says of its key: until when the request may be sent again, and whether it had come before."""
+    """The headers about its key: until when the request may be sent again, and whether it had come before."""
     headers = [(b"idempotency-until", format_ts(once.until).encode())]
     return [*headers, (b"idempotency-replayed", b"true")] if once.done is not None else headers
 
@@ -298,7 +298,7 @@ def _check_reads(method: str) -> None:
 
 
 def _rights(token: Token | None, name: str) -> list[Right]:
-    """What a token may do with a store. One that names no agent cannot write."""
+    """The rights of a token on a store. A token that names no agent cannot write."""
     if token is None:
         return list(_RIGHTS)
     allowed = [right for right in _RIGHTS if token.covers(FOLDER + name, right)]
@@ -306,7 +306,7 @@ def _rights(token: Token | None, name: str) -> list[Right]:
 
 
 def _split(scope: Scope) -> tuple[str, str]:
-    """The name of the store that an address names, and what follows it, still percent-encoded."""
+    """The name of the store in an address, and what follows it, still percent-encoded."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     text = raw.partition(b"?")[0].decode("latin-1")
     name, slash, path = text.removeprefix(ROOT).partition("/")
@@ -314,7 +314,7 @@ def _split(scope: Scope) -> tuple[str, str]:
 
 
 def _route(method: str, path: str) -> tuple[Route, str]:
-    """The route for an address, and what stands for the name in braces.
+    """The route of an address, and the value of its name in braces.
 
     :raises Refused: 404, 405.
     """
@@ -337,17 +337,17 @@ def _decoded(text: str) -> str:
 
 
 def _author(token: Token | None, headers: Fields) -> str | None:
-    """In whose name a request writes; None: nobody says.
+    """The author of what a request writes; None: it names none.
 
-    :raises Refused: 403, in another one's.
-    :raises InvalidNameError: no agent has such a name.
+    :raises Refused: 403, it names another author than its token's.
+    :raises InvalidNameError: no agent can have such a name.
     """
     named = headers.get(b"opslog-agent")
     if token is None:
         return None if named is None else check_agent(named)
     author = author_of(token)
     if named not in (None, author):
-        raise Refused(403, f"this token writes in the name of {author!r}, and of nobody else")
+        raise Refused(403, f"this token writes as {author!r}, and as nobody else")
     return author
 
 
