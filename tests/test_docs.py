@@ -45,7 +45,7 @@ PUBLIC_MODULES = [
     "opslog.aio",
     *(f"opslog.{name}" for name in ("backends", "testing", "spark", "server", "server.client")),
 ]
-"""Those that docs/versions.md calls public."""
+"""The modules that docs/versions.md calls public."""
 
 
 # -- examples

@@ -113,7 +113,7 @@ def test_with_wrong_clocks_a_commit_was_written_when_it_was_compacted_at_the_lat
         clocks.open(name, ahead) for name, ahead in (("p", 0.0), ("q", chance.choice([40.0, 1e7])), ("r", -300.0))
     ]
     folded: dict[tuple[str, int], str] = {}
-    """Per agent and position in its log, by which time a commit was compacted."""
+    """For each agent and position in its log, the time by which a commit was compacted."""
     for number in range(80):
         clocks.seconds += chance.choice([0.001, 1.0, 20.0])
         act(chance.choice(agents), chance, number)

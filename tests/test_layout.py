@@ -44,7 +44,7 @@ HOSTILE_NAMES = [
     "a.lock",
     "x" * 122 + ".tmp-1",
 ]
-"""Each is allowed for an agent and for a period."""
+"""Each is an allowed name for an agent and for a period."""
 
 
 def own_files(name: str) -> dict[str, Kind]:

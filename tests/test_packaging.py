@@ -20,13 +20,13 @@ from tests.support.documents import blocks
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {"opslog": "opslog", "backends": "opslog/backends", "server": "opslog/server", "spark": "opslog/spark"}
-"""Each top-level folder of source code, and where it is found once installed."""
+"""Each top-level folder of source code, and its place after installation."""
 
 DISCOVERY = ROOT / "spark" / "discovery"
-"""What is installed beside `opslog`, because Spark looks for it there."""
+"""Installed beside `opslog`, because Spark searches for it there."""
 
 COMPILER = shutil.which((os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0])
-"""What the kernel in C would be built with, None where it cannot be."""
+"""The compiler for the kernel in C; None if there is none."""
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:

@@ -18,7 +18,7 @@ from tests.support.releases import release_in
 
 CHANGES = ROOT / "tests" / "fixtures" / "api-changes.toml"
 MODULES = ["", "aio", "backends", "server", "server.client", "spark", "testing"]
-"""Below `opslog`: those whose `__all__` is public."""
+"""Modules below `opslog` whose `__all__` is public."""
 
 
 def load(tree: Path, folder: Path) -> griffe.Module:

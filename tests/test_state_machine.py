@@ -34,7 +34,7 @@ from tests.support import bucket, served_storage  # noqa: F401  (stores at bucke
 from tests.support.consuming import Consumer
 
 WINDOW = 3
-"""Small, so that its edge is met often."""
+"""Small, so that histories often reach its edge."""
 
 NAMES = ("A", "B", "C")
 IDS = st.sampled_from(["x", "y", "z"])

@@ -18,7 +18,7 @@ import opslog
 ROOT = Path(__file__).parents[1]
 SOURCES = ("backends", "opslog", "server", "spark")
 LINES_MAX = 600
-"""What a reader still takes in as one subject; most modules should be a quarter of it."""
+"""The most lines that a reader takes in as one subject. Most modules should have a quarter of that."""
 
 
 def texts(*suffixes: str) -> Iterator[tuple[str, str]]:
@@ -182,10 +182,10 @@ def test_retired_words_are_not_used() -> None:
 
 
 PURE_FOLDERS = ("opslog/format", "opslog/merge", "opslog/query", "server/protocol")
-"""What decides and encodes, and knows nothing of files, threads and processes."""
+"""Modules that decide and encode. They know nothing of files, threads and processes."""
 
 NOT_PURE = ("opslog/merge/clock.py",)
-"""A counter that threads share."""
+"""Modules with a counter that threads share."""
 
 IMPURE = {
     "asyncio",
@@ -231,7 +231,7 @@ SLOW_TO_IMPORT = {
     "traceback",
     "urllib.parse",
 }
-"""Modules, ours to load or not, that take a noticeable part of the time in which a store is opened and read."""
+"""Modules, our own and others', that take a noticeable part of the time to open and read a store."""
 
 
 NOT_FOR_READING = {
@@ -255,7 +255,7 @@ NOT_FOR_READING = {
     "opslog.snapshot.identity",
     "opslog.stats",
 }
-"""What a program that opens a store and reads a document has no use for."""
+"""Modules that a program does not need to open a store and read a document."""
 
 
 def loaded_by(code: str, *arguments: str) -> set[str]:

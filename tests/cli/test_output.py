@@ -23,7 +23,7 @@ from tests.cli.calling import at_terminal, call, read_terminal, shell, start_at_
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 EVIL = "evil\x1b]0;title\x07\x9b31m\x7f\u202e\r\n"
-"""Sets the title of a window, the colour of what follows, and goes back to the start of the line."""
+"""Sets the title of a window, changes the colour of what follows, and returns to the start of the line."""
 
 
 @pytest.fixture

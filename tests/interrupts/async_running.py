@@ -21,8 +21,8 @@ from tests.interrupts.stage import SETTINGS_OF_ALL, Setting, Stage
 from tests.interrupts.watching import EXCEPTIONS, complaints_of, resources
 
 MOMENTS = ("at once", "soon", "when done")
-"""When a task that waits is cancelled: right away; a little later; when what it waits for is there, and it has not seen
-it yet."""
+"""When a waiting task is cancelled: right away; a little later; or when the awaited result is there, but the task has
+not seen it yet."""
 
 
 class AsyncCase(NamedTuple):
@@ -195,7 +195,7 @@ class ThreadCase(NamedTuple):
 BESIDE = "a task beside it"
 
 _BUSY = {"buffer_bytes": 1, "compact_after": 3}
-"""So that there is something to do for all threads that a store may have."""
+"""Makes work for all threads that a store may have."""
 
 
 def count_thread_places(runner: Runner, name: str, setting: Setting) -> Counter[str]:

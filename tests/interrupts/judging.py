@@ -9,7 +9,7 @@ from tests.interrupts.handlers import Handled
 from tests.interrupts.stage import Documents
 
 LOST = (opslog.ReopenError, opslog.ClosedError)
-"""How a store says that it cannot go on."""
+"""The errors by which a store says that it cannot continue."""
 
 
 @dataclass

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 T = TypeVar("T")
 
 Kind = Literal["after", "instead"]
-"""After a step of the interpreter, or instead of a call that waits or asks the system."""
+"""After a step of the interpreter, or instead of a call that waits or makes a system call."""
 
 
 class Place(NamedTuple):
@@ -133,7 +133,7 @@ class _Places:
         self._handler = handler
         self._number = 0
         self._done: set[FrameType] = set()
-        """Frames whose present call is of a function in Python, which is no place, or was seen to return already."""
+        """Frames whose current call is of a Python function, which is no place, or has already returned."""
 
     def end(self) -> None:
         """Drop all references, so that an exception can be freed together with everything in its traceback."""
@@ -217,8 +217,8 @@ class _ManyPlaces(_Places):
 
 
 _CALLS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "FORMAT_SIMPLE", "FORMAT_VALUE", "FORMAT_WITH_SPEC"}
-"""Instructions after which the interpreter looks for signals, if what they call is not written in Python. (Making text
-of a value does so, too.)"""
+"""The interpreter checks for signals after these instructions, if what they call is not Python code. (Making text from
+a value does so, too.)"""
 
 
 class _Step(NamedTuple):
@@ -281,7 +281,7 @@ def _pointer(address: int) -> int:
 
 _WAITING = {"acquire", "sleep", "start_new_thread"}
 _HARMLESS = {"close", "fspath", "getpid", "fsdecode", "fsencode"}
-"""A file that could not be closed is closed; the others ask the system for nothing that can fail."""
+"""A file whose closing failed is closed. The others make no system call that can fail."""
 
 
 def _asks_the_system(function: Any) -> bool:

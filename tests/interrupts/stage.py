@@ -21,10 +21,10 @@ Storage = Literal["memory", "directory", "bucket"]
 Durability = Literal["fsync", "buffered"]
 
 SETTINGS = opslog.Settings(undo_window=2, grace_seconds=0.0)
-"""So that a compaction compacts what little there is, and has something to collect."""
+"""So a compaction compacts the few commits there are, and has something to collect."""
 
 _HOUR = 3600.0
-"""Buffers wait for longer than any test takes: what is written, and when, is up to the calls."""
+"""Buffers wait for longer than any test takes, so only the calls decide what is written, and when."""
 
 _numbers = itertools.count(1)
 

@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 SEED = 7
 STEPS = [11, pytest.param(1, marks=pytest.mark.slow)]
-"""Of so many places one is tried."""
+"""One out of this many places is tried."""
 
 LINE = b"a line\n"
 PATH = "manifests/00000000000000000001.json"

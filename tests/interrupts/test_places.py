@@ -150,9 +150,9 @@ def everything(number: int) -> dict[str, object]:
 
 
 UNMET = {begun.__qualname__, starred.__qualname__}
-"""Where no signal comes right after the call, though there is a place: a generator that has not begun is in no event,
-so it looks like a call of C; and from Python 3.12 on a function with ``*arguments`` is called from C when it is traced
-alone. Neither has done anything by then that it had not done one place earlier."""
+"""No signal comes right after these calls, although there is a place. A generator that has not begun is in no event, so
+it looks like a call of C code. And from Python 3.12 on, a function with ``*arguments`` is called from C code if it is
+traced alone. By then neither has done anything that it had not done one place earlier."""
 
 
 def test_real_signals_come_at_the_places_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:

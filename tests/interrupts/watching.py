@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 WATCH_SECONDS = float(os.environ.get("OPSLOG_WATCH_SECONDS", "30"))
-"""A case takes milliseconds. One that has not ended after so long waits for itself."""
+"""A case takes milliseconds. One that has not ended after this time waits for itself."""
 
 
 class Timeout(Exception):

@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 Image = dict[str, bytes | None]
-"""What is there: paths of files with their bytes, paths of directories with None."""
+"""The content of a disk: the bytes of each file by its path, and None for each directory."""
 
 
 class Make(msgspec.Struct, frozen=True, tag=True):
@@ -80,7 +80,7 @@ class File:
         self.durable = b""
         self.now = bytearray()
         self.appended = True
-        """Whether all that is not durable was added at the end."""
+        """Whether everything that is not durable was added at the end."""
 
     def write(self, offset: int, data: bytes) -> None:
         self.appended = self.appended and offset >= len(self.durable)
@@ -104,7 +104,7 @@ class Directory:
         self.durable: dict[str, Node] = {}
         self.now: dict[str, Node] = {}
         self.changes: dict[str, list[Node | None]] = {}
-        """By name, what it has meant since the last fsync, one after the other; None: nothing."""
+        """For each name, its meanings since the last fsync, in order; None: nothing."""
 
     def change(self, name: str, node: Node | None) -> None:
         if node is None:

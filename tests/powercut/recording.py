@@ -27,7 +27,8 @@ class Killed(BaseException):
 
 
 _PAUSES = {"_fdatasync": 0.5, "_fsync": 0.15}
-"""How often a thread is passed over for a while before a call: what it wrote can be seen, and is not durable."""
+"""The probability that a thread is passed over for a while before a call. Its writes can then be seen, but are not
+durable."""
 
 
 class Turns:
@@ -44,7 +45,7 @@ class Turns:
         self._failures: list[BaseException] = []
         self._taken = 0
         self._asleep: dict[str, int] = {}
-        """By thread, up to which turn it is passed over, as long as there are others."""
+        """For each thread, the turn until which it is passed over, as long as there are others."""
         self.doomed: dict[str, int] = {}
 
     def run(self, works: dict[str, Callable[[], None]]) -> None:

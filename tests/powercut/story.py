@@ -22,12 +22,12 @@ Document = dict[str, object]
 Store = opslog.Store[Document]
 
 SETTINGS = opslog.Settings(undo_window=2, grace_seconds=0.0, undo_ttl_seconds=0.0)
-"""Everything happens early: compacts, garbage, seals."""
+"""Everything happens early: compactions, garbage collection, seals."""
 NO_UNDO = opslog.Settings(undo_window=0, grace_seconds=0.0, undo_ttl_seconds=0.0)
 """A commit can be compacted as soon as it can be seen."""
 
 STORE = "data/team/store"
-"""Where the store is in the world; all of these directories are made by those who open it."""
+"""The path of the store in the world. Those who open the store make all of these directories."""
 
 
 class Agent:

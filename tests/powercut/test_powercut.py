@@ -259,7 +259,7 @@ def _in_one_go(backend: Any, number: int) -> Any:
 
 
 FOUNDERS = 0
-"""In place of a seed: the runs whose founder is killed."""
+"""This stands for a seed: the runs whose founder is killed."""
 Patch = tuple[object, str, Any]
 
 BREAKAGES: dict[str, tuple[int, list[Patch]]] = {
@@ -278,7 +278,7 @@ BREAKAGES: dict[str, tuple[int, list[Patch]]] = {
         ],
     ),
 }
-"""What to break, and a seed whose run shows it."""
+"""What to break, and a seed whose run shows the breakage."""
 
 
 MARKS_OF_BROKEN: dict[str, Sequence[pytest.MarkDecorator]] = {

@@ -25,7 +25,7 @@ CALLS = {
     "fsync": "sync", "fdatasync": "sync", "sync_file_range": "sync",
     "rename": "?", "renameat": "?", "renameat2": "?", "symlink": "?", "symlinkat": "?",
 }  # fmt: skip
-"""What changes a disk, by the names that strace has for it."""
+"""The system calls that change a disk, by their names in strace."""
 
 
 def test_strace_sees_the_same(tmp_path: Path) -> None:

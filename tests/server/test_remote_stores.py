@@ -404,7 +404,7 @@ class Watched:
 
 
 NEVER = 1e6
-"""To poll after so many seconds."""
+"""How long to wait between polls, in seconds."""
 
 
 def listening(store: opslog.Store[Any]) -> bool:

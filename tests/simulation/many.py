@@ -13,7 +13,7 @@ from opslog.testing import invariants
 from tests.simulation.scenario import Outcome, random_scenario, run
 
 _AT_ONCE = 10
-"""How many seeds a worker is given at a time."""
+"""How many seeds a worker gets at a time."""
 
 
 @dataclass

@@ -10,7 +10,8 @@ from tests.simulation.scenario import run
 from tests.simulation.shrinking import shrink, story
 
 SEEDS_MAX = 40
-"""In so many runs each has to show; `python -m tests.simulation --breakages 200` says in how many it does."""
+"""Each breakage has to show in this many runs; `python -m tests.simulation --breakages 200` says in how many it
+does."""
 
 
 def test_there_are_many_breakages_each_with_a_name_of_its_own() -> None:

@@ -21,7 +21,8 @@ FOUND: dict[str, tuple[int, str | None]] = {
     "a delayed seal was taken for the end of the log": (1795391368220, None),
     "a segment came back under a collected number, and a refresh handed it out": (211, "s3"),
 }
-"""Runs that failed once, by what was wrong. They change with what is simulated; each mistake has its own test, too."""
+"""Runs that once failed, by what was wrong. They change when the simulation changes, so each mistake also has a test of
+its own."""
 
 
 @pytest.mark.parametrize("name", FOUND, ids=[name.replace(" ", "-") for name in FOUND])

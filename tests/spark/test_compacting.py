@@ -26,7 +26,7 @@ from opslog.verify.verify import verify
 
 NOW = 1_800_000_000.0
 LATER = 4_000_000_000.0
-"""Seconds since 1970: tombstones that were compacted at `NOW` have expired by then."""
+"""Seconds since 1970, at which tombstones that were compacted at `NOW` have expired."""
 
 
 def environment(at: float) -> Environment:

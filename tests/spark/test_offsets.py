@@ -30,7 +30,7 @@ assert bucket.BUCKETS is not None  # which registers bucket://, where each appen
 EVERYTHING = ReadAllAvailable()
 SETTINGS = opslog.Settings(undo_window=3, grace_seconds=0.0)
 SEALING = opslog.Settings(undo_window=3, grace_seconds=0.0, undo_ttl_seconds=0.0)
-"""Idle agents' logs are sealed and compacted whole."""
+"""The logs of idle agents are sealed and compacted whole."""
 _numbers = itertools.count()
 
 

@@ -32,7 +32,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.commits: list[Changes | None] = []
-        """Each in order; None for an undo."""
+        """All commits in order; None for an undo."""
         self.cancelled: set[int] = set()
 
     def take(self, announced: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ class Bucket:
 
     def __init__(self) -> None:
         self.objects: SortedDict[str, tuple[bytes, float]] = SortedDict()
-        """Per key the bytes, and when they were written."""
+        """For each key, the bytes and the time of writing."""
         self._mutex = threading.Lock()
         self.now = time.time
         self.page = 1000
@@ -137,7 +137,7 @@ class Bucket:
 
 
 BUCKETS: dict[str, Bucket] = {}
-"""By name; made when they are first opened."""
+"""The buckets by name. Each is made when it is first opened."""
 
 
 def open_url(

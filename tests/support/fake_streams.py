@@ -31,7 +31,7 @@ class FakeServer:
         self.streams: dict[str, FakeStream] = {}
         self.requests: list[httpx.Request] = []
         self.answers: list[httpx.Response | Exception] = []
-        """Given instead of an answer of its own, as long as there are any."""
+        """Answers that it gives instead of its own ones, until none is left."""
         self._random = None if seed is None else random.Random(seed)
         self._lock = threading.Lock()
 

@@ -17,10 +17,10 @@ PACKAGES = {"opslog": "opslog", "backends": "opslog.backends", "server": "opslog
 """Folders of the checkout, and the names under which they are imported."""
 
 TESTED_IN = {"testing": "simulation"}
-"""Folders of tests that have another name than what they test."""
+"""Folders of tests whose name differs from that of the folder they test."""
 
 Floors = list[tuple[str, ...]]
-"""From the lowest one up. Modules of one floor may not import each other, but for those of one folder."""
+"""From the lowest floor up. Modules of one floor may not import each other, unless they are in one folder."""
 
 FLOORS: Floors = [
     ("opslog.kernel",),

@@ -11,7 +11,7 @@ from tests.support.s3_servers import NAMES
 
 DIRECTORY = "directory"
 REMOTE = "remote"
-"""A directory, through `opslog serve`. Its stores are there from the beginning: these, with these settings."""
+"""A directory, through `opslog serve`. Its stores exist from the start: these, with these settings."""
 LOSSY = "remote+lossy"
 """The same, over a network that loses, repeats and delays (`tests.support.served_storage`)."""
 REMOTE_STORES = {

@@ -30,7 +30,7 @@ from opslog.errors import (
 
 Document = dict[str, Any]
 Changes = dict[str, Document | None]
-"""What a commit makes of each document it touches; None: deleted."""
+"""The documents after a commit, for each document that it touches; None: deleted."""
 
 
 def say(value: object) -> None:

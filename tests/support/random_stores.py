@@ -16,7 +16,7 @@ from opslog.format.layout import segment_path
 from opslog.log.reader import list_segments
 
 IDS = ["a", "b", "c", "", "ü", "\U0001f680", "￿", 'quo"te\\', "line\nbreak", "\u2028", "task-1", "task-10", "\x7f", "Z"]
-"""Ids whose order differs between code points and UTF-16 units, and such as need escaping."""
+"""Ids whose order differs between code points and UTF-16 units, and ids that need escaping."""
 
 DOCUMENTS: list[dict[str, Any]] = [
     {},

@@ -10,7 +10,7 @@ import pytest
 from tests.support.documents import ROOT
 
 RELEASE = "bd90177"
-"""The commit of 0.1.0. It has no tag, and was published nowhere but here; later releases have one."""
+"""The commit of 0.1.0. It has no tag, and was published only here. Later releases have tags."""
 
 
 def release_in(folder: Path) -> Path:

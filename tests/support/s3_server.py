@@ -60,7 +60,7 @@ class S3Server:
         self.objects: dict[str, tuple[bytes, float]] = {}
         self.requests: list[Request] = []
         self.headers: list[Message] = []
-        """Those of the requests."""
+        """The headers of the requests."""
         self.fault: Callable[[Request], Fault | None] = lambda request: None
         self.honours_conditions = True
         self.refuses_conditions = False

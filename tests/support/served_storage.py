@@ -109,7 +109,7 @@ class Clock:
 
 
 SERVED: dict[str, StorageService] = {}
-"""By URL; made when they are first opened."""
+"""The stores by URL. Each is made when it is first opened."""
 
 
 def open_url(

@@ -34,7 +34,7 @@ class World:
         self.seconds = 0.0
         self.environment = Environment(time=self.now, monotonic=lambda: self.seconds)
         self.unaware = Environment(time=self.now, monotonic=lambda: 0.0)
-        """Of processes whose monotonic clock does not count a pause."""
+        """For processes whose monotonic clock does not count a pause."""
         with self.open("a", settings=opslog.Settings(undo_window=2, grace_seconds=30.0)):
             """Creates the store."""
 
