@@ -10,7 +10,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,8 @@ from benchmarks.material import document, sqlite
 from benchmarks.peers import ON_DISK
 from benchmarks.runner import Round, Scale, Timer, contender, workload
 from opslog import Settings
+from opslog.format.commits import Commit
+from opslog.store import replica_of
 from tests.support import bucket
 
 MODIFY = "modify, one caller"
@@ -28,6 +30,7 @@ MODIFY_TASKS = "modify, 64 tasks of one process"
 COUNTER = workload("count in one document, 8 processes", rounds=3)
 FAIRNESS = workload("slowest of 8 counting processes, against the fastest", rounds=3, unit="times as long")
 GUARDED = workload("plain sets with 1 % of the documents guarded, against none guarded", unit="times as long")
+UNUSED = workload("plain sets without any transaction, against sets that know of none", unit="times as long")
 GUARDED_REQUESTS = workload("requests of 100 plain sets on S3, 1 % guarded", rounds=3, unit="requests")
 
 TASKS = 64
@@ -198,7 +201,6 @@ def _with_snapshot(url: str, scale: Scale, *, guarded: bool) -> list[str]:
 
 
 def _beside_guarded(durability: Durability, folder: Path, scale: Scale) -> Iterator[Round]:
-    """The two stores take turns, a few sets each, so that other work on the machine affects both."""
     places = {guarded: str(folder / ("guarded" if guarded else "plain")) for guarded in (True, False)}
     ids = {guarded: _with_snapshot(place, scale, guarded=guarded) for guarded, place in places.items()}[True]
     with ExitStack() as stack:
@@ -207,22 +209,33 @@ def _beside_guarded(durability: Durability, folder: Path, scale: Scale) -> Itera
             for guarded, place in places.items()
         }
 
-        def sets(guarded: bool, turn: int) -> float:
-            store, timer = stores[guarded], Timer(0)
-            with timer:
-                for number in range(turn * _IN_A_TURN, (turn + 1) * _IN_A_TURN):
-                    store.set(ids[number * 7919 % len(ids)], document(number, turn))
-            store.flush()
-            return timer.seconds
+        yield _compared({guarded: (store, store.set) for guarded, store in stores.items()}, ids, scale)
 
-        def run(timer: Timer) -> int:
-            turns = range(max(2, scale.writes // 10))
-            with timer:
-                pairs = [[sets(guarded, turn) for guarded in _in_turn(turn)][:: 1 - 2 * (turn % 2)] for turn in turns]
-            timer.measured = statistics.median(beside / without for beside, without in pairs)
-            return 1
 
-        yield run
+Sets = tuple[opslog.Store[dict[str, Any]], Callable[[str, dict[str, Any]], None]]
+"""A store, and what sets a document of it."""
+
+
+def _compared(sets: dict[bool, Sets], ids: list[str], scale: Scale) -> Round:
+    """How many times as long the sets of `True` take as those of `False`. They take turns, a few sets each, so that
+    other work on the machine affects both."""
+
+    def seconds(kind: bool, turn: int) -> float:
+        (store, set), timer = sets[kind], Timer(0)
+        with timer:
+            for number in range(turn * _IN_A_TURN, (turn + 1) * _IN_A_TURN):
+                set(ids[number * 7919 % len(ids)], document(number, turn))
+        store.flush()
+        return timer.seconds
+
+    def run(timer: Timer) -> int:
+        turns = range(max(2, scale.writes // 10))
+        with timer:
+            pairs = [[seconds(kind, turn) for kind in _in_turn(turn)][:: 1 - 2 * (turn % 2)] for turn in turns]
+        timer.measured = statistics.median(one / other for one, other in pairs)
+        return 1
+
+    return run
 
 
 # So many that the clock is exact, and so few that both are measured in the same circumstances.
@@ -231,6 +244,40 @@ _IN_A_TURN = 50
 
 def _in_turn(turn: int) -> tuple[bool, bool]:
     return (True, False) if turn % 2 == 0 else (False, True)
+
+
+def _knowing_of_none(store: opslog.Store[dict[str, Any]]) -> Callable[[str, dict[str, Any]], None]:
+    """`Store.set` as it would be without transactions. (What is left of them is in the queue and the merge: a
+    comparison for each commit.)"""
+    replica = replica_of(store)
+    log = replica.log
+    assert log is not None
+
+    def set(id: str, document: dict[str, Any]) -> None:
+        commit(replica.prepare_set(id, document))
+
+    def commit(commit: Commit | None) -> None:
+        assert commit is not None
+        replica.check_writable()
+        if replica.freshness.is_stale:
+            replica.refresh()
+        log.finish(log.queue(commit))
+        if replica.compaction.is_under_way and replica.compaction.is_far_behind:
+            replica.compaction.wait()
+
+    return set
+
+
+def _without_any(durability: Durability, folder: Path, scale: Scale) -> Iterator[Round]:
+    with ExitStack() as stack:
+        opened = (opslog.open(folder / name, durability=durability, compact_after=None) for name in ("one", "other"))
+        one, other = (stack.enter_context(store) for store in opened)
+        ids = [f"task-{number}" for number in range(scale.log // 10)]
+        yield _compared({True: (one, one.set), False: (other, _knowing_of_none(other))}, ids, scale)
+
+
+contender(UNUSED, "opslog, buffered", "within 100 ms")(partial(_without_any, "buffered"))
+contender(UNUSED, "opslog, fsync", "on disk")(partial(_without_any, "fsync"))
 
 
 contender(GUARDED, "opslog, buffered", "within 100 ms")(partial(_beside_guarded, "buffered"))

@@ -22,6 +22,7 @@ WORKLOADS = {
     "count in one document, 8 processes",
     "slowest of 8 counting processes, against the fastest",
     "plain sets with 1 % of the documents guarded, against none guarded",
+    "plain sets without any transaction, against sets that know of none",
     "requests of 100 plain sets on S3, 1 % guarded",
     "batch of 100",
     "get, random",
