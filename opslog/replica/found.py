@@ -20,13 +20,13 @@ SCAN = "every document was read"
 
 
 class Found(Generic[T]):
-    """What `find` returns: (id, document) pairs, which are indexed, iterated and compared as a list is. For Arrow, and
-    for notebooks, it is a table.
+    """The result of `find`: (id, document) pairs, which you index, iterate and compare like a list. For Arrow and for
+    notebooks it is a table.
 
-    It is no list, and no Sequence by its type: pyarrow, Polars and DuckDB ask for these first, and would not see the
-    table. `list(found)` is a list.
+    Its type is neither list nor Sequence, because pyarrow, Polars and DuckDB check for these first, and would not see
+    the table. `list(found)` is a list.
 
-    :ivar explain: what the question used: an index, or every document.
+    :ivar explain: what the query read: documents that an index found, the first ones, or every document.
     """
 
     explain: str = SCAN

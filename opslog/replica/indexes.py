@@ -1,19 +1,20 @@
-"""The indexes of an open store: made at the first question that can use them, kept up to date by what changes, and let
-go of where they would take too much memory.
+"""The indexes of an open store: made at the first question that needs them, corrected when documents change, and
+dropped when all of them take too much memory.
 
 Nothing of them is stored. A store that is asked no question has none, and pays for none.
 
-They belong to a state. What changes in the state is only noted, by its id, before it changes (`note`); the next
-question reads those documents, as they are then, and corrects the indexes. So a commit pays for a note, and none of
-them is ever half applied. A state that was loaded anew takes the indexes over, with a note for every document that can
-differ (`State.take_indexes`).
+Indexes belong to a state. Before a document changes, its id is noted (`note`); the next question reads the noted
+documents, as they are then, and corrects the indexes. So a commit costs a note, and no commit is ever half applied. A
+state that was loaded anew takes the indexes over, with a note for every document that can differ
+(`State.take_indexes`).
 
-An index is made beside everything else: `begin` gives a set in which what changes meanwhile is noted, too, and `add`
-takes over the index with those notes.
+Other threads read and write while an index is made. `begin` returns a `Building`, in which changes are noted from then
+on; `add` takes over the index with those notes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Protocol
 from weakref import WeakSet
@@ -24,8 +25,11 @@ from opslog.query.index import Index
 from opslog.query.paths import Path
 from opslog.query.question import keys_at
 
-# How much memory the indexes of a store may take, by their own estimate; those that were not used for longest go first.
+# How much memory the indexes of a store may take, by their own estimate. The least recently used are dropped first.
 INDEX_BYTES_MAX = 256 * 1024 * 1024
+# So many questions that an index would help are answered without it after it was dropped for lack of memory. To make an
+# index takes as long as three of them, so indexes that do not fit together are not made in turns.
+_UNHELPED = 3
 
 # With more changes than this many and this share of the documents, it costs about as much to read everything.
 _CHANGES_MAX, _CHANGED_SHARE = 1000, 10
@@ -34,7 +38,7 @@ _BUILDING_CHANGES_MAX = 100_000
 
 
 class Lookup(Protocol):
-    """What a state says of a document."""
+    """The part of a state that corrections need."""
 
     def get(self, id: str) -> Set | None: ...
 
@@ -52,15 +56,17 @@ class Building:
 class Indexes:
     """The indexes of a state. Does no locking of its own.
 
-    :param read: gives the document of a record.
-    :ivar by_path: the indexes, those that were used last at the end.
-    :ivar refused: paths of which an index would take too much memory.
+    :param read: returns the document of a record.
+    :ivar by_path: the indexes, the most recently used one last.
+    :ivar scanned: per path, how many documents were read by questions with a limit, in place of an index.
     """
 
     def __init__(self, read: Callable[[Set], Document]) -> None:
         self._read = read
         self.by_path: dict[Path, Index] = {}
-        self.refused: set[Path] = set()
+        self.scanned: Counter[Path] = Counter()
+        # Paths whose index did not fit, and for how many questions it is not made again; None: it never fits.
+        self._dropped: dict[Path, int | None] = {}
         self._changed: set[str] = set()
         # More of them, and the indexes are dropped.
         self._changes_max = _CHANGES_MAX
@@ -86,9 +92,10 @@ class Indexes:
             self.note(id)
 
     def drop(self) -> None:
-        """Let go of everything, also of what is being made."""
+        """Drop all indexes, also those that are being made."""
         self.by_path.clear()
-        self.refused.clear()
+        self.scanned.clear()
+        self._dropped.clear()
         self._changed.clear()
         self._building.clear()
         self._is_torn = False
@@ -132,6 +139,7 @@ class Indexes:
         self._building.discard(building)
         self._changed |= building.changed
         self.by_path[index.path] = index
+        self._dropped.pop(index.path, None)
         self._limit()
 
     def use(self, path: Path) -> Index | None:
@@ -141,12 +149,24 @@ class Indexes:
             self.by_path[path] = index
         return index
 
+    def wants(self, path: Path) -> bool:
+        """Whether a question is to make the index of a path, which would help it. Counts the question."""
+        if path in self.by_path:
+            return False
+        unhelped = self._dropped.get(path, 0)
+        if unhelped:
+            self._dropped[path] = unhelped - 1
+        return unhelped == 0
+
+    def is_dropped(self, path: Path) -> bool:
+        """Whether there is no index of a path because all of them take too much memory."""
+        return path in self._dropped
+
     def _limit(self) -> None:
-        """Let go of those that were not used for longest, while all of them take too much memory."""
+        """Drop the least recently used ones, while all of them take too much memory."""
         while self.by_path and sum(index.bytes for index in self.by_path.values()) > INDEX_BYTES_MAX:
             path = next(iter(self.by_path))
             del self.by_path[path]
-            if not self.by_path:
-                self.refused.add(path)
+            self._dropped[path] = _UNHELPED if self.by_path else None
         documents = max(map(len, self.by_path.values()), default=0)
         self._changes_max = _CHANGES_MAX + documents // _CHANGED_SHARE

@@ -1,8 +1,9 @@
 """The questions that an open store is asked: which documents, how many, how many of each kind.
 
-A question is answered with the help of an index, where that makes it read few documents; otherwise it reads all of
-them. The index that it could use, and that is not there yet, is made first. Which documents an index finds, and what
-they are, is read in one step, under the lock of the state; everything else is done outside of it.
+A question uses an index if it then reads few documents; otherwise it reads all of them. If there is no such index yet,
+the question makes it first, unless the first documents answer a question with a limit. A question reads in one step,
+under the lock of the state, which documents an index finds, and these documents. It does everything else without the
+lock.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from opslog.query.question import (
 from opslog.query.rows import Names, Reader, Rows
 from opslog.replica.following import Following
 from opslog.replica.found import SCAN, Found
-from opslog.replica.indexes import Building, Indexes
+from opslog.replica.indexes import INDEX_BYTES_MAX, Building, Indexes
 from opslog.replica.scanning import scan
 from opslog.replica.state import State, View
 
@@ -45,10 +46,11 @@ R = TypeVar("R")
 # An index is used for so many documents, and this share of all, at the most: to read more one by one takes longer than
 # to read all.
 _LOOKUPS_MAX, _LOOKED_UP_SHARE = 1000, 20
-
-
 # So many of them are looked up before the next ones.
 _AT_ONCE = 256
+# A question with a limit reads so many documents before it makes an index. That takes milliseconds; an index of a
+# million documents takes seconds.
+_FIRST = 10_000
 
 
 class _TooMany(Exception):
@@ -56,9 +58,14 @@ class _TooMany(Exception):
 
 
 class _Missing(NamedTuple):
-    """The index of this path would help."""
+    """The index of this path would help.
+
+    :ivar documents: about how many it would have.
+    """
 
     path: Path
+    indexes: Indexes
+    documents: int
 
 
 class _Answer(NamedTuple, Generic[A]):
@@ -136,9 +143,11 @@ class Questions(Generic[T]):
     ) -> tuple[Iterable[tuple[Set, Document | None]], str]:
         """Likewise as records, each with its document if that was read; and what was used, as of `Found.explain`. To be
         iterated once."""
-        answer = self._from_indexes(partial(self._find, asked), at)
+        first = partial(self._first, asked) if at is None and asked.last is not None and not asked.order else None
+        answer = self._from_indexes(partial(self._find, asked), at, first)
         if answer is None:
-            return asked.matches(self._all(asked.names, at, records), self._schema.current), SCAN
+            matches = asked.matches(self._all(asked.names, at, records), self._schema.current)
+            return matches, SCAN + self._replica.read(partial(_without_memory, asked))
         return answer.value, answer.explain
 
     def count(self, condition: Condition, at: Frozen | None = None, records: Iterable[Set] = ()) -> int:
@@ -194,10 +203,40 @@ class Questions(Generic[T]):
             indexes = state.indexes = Indexes(self._schema.current)
         return indexes
 
+    def _first(self, asked: Question, missing: _Missing) -> _Answer[list[tuple[Set, Document | None]]] | None:
+        """The answer to a question with a limit from the first documents, None if it takes more of them. Such questions
+        together read no more documents than the index would have."""
+        scanned = missing.indexes.scanned
+        if scanned[missing.path] and scanned[missing.path] + _FIRST > missing.documents:
+            return None
+        read = 0
+
+        def rows() -> Iterator[Rows]:
+            nonlocal read
+            for some in self.rows(asked.names):
+                if read >= _FIRST:
+                    raise _TooMany
+                read += len(some.ids) + len(list(some.others))
+                yield some
+
+        try:
+            found = list(asked.matches(rows(), self._schema.current))
+        except _TooMany:
+            return None
+        finally:
+            scanned[missing.path] += read
+        return _Answer(found, SCAN if len(found) != asked.limit else f"the first {read} documents were read")
+
     def _from_indexes(
-        self, answer: Callable[[_Asking], _Answer[A] | _Missing | None], at: Frozen | None
+        self,
+        answer: Callable[[_Asking], _Answer[A] | _Missing | None],
+        at: Frozen | None,
+        otherwise: Callable[[_Missing], _Answer[A] | None] | None = None,
     ) -> _Answer[A] | None:
-        """What the indexes answer, None if they cannot. Makes one of them at the most."""
+        """What the indexes answer, None if they cannot. Makes one of them at the most.
+
+        :param otherwise: is tried before that.
+        """
 
         def ask(state: State) -> _Answer[A] | _Missing | None:
             overlay = self._overlay() if at is None else at.overlay()
@@ -215,6 +254,8 @@ class Questions(Generic[T]):
             if not isinstance(found, _Missing):
                 return found
             if not is_second:
+                if otherwise is not None and (early := otherwise(found)) is not None:
+                    return early
                 self.index(found.path, at=at)
         return None
 
@@ -307,8 +348,10 @@ class _Asking:
 
     def missing(self, paths: Iterable[Path]) -> _Missing | None:
         """The first index that would help and can be made."""
-        known, refused = self.indexes.by_path, self.indexes.refused
-        return next((_Missing(path) for path in paths if path not in known and path not in refused), None)
+        path = next(filter(self.indexes.wants, paths), None)
+        state = self.state
+        documents = state.manifest.documents + len(state.winners) + (0 if state.lines is None else len(state.lines))
+        return None if path is None else _Missing(path, self.indexes, documents)
 
     def rows(self, ids: Iterable[str], names: Names, enough: int | None = None) -> Iterator[Rows]:
         """The documents that have these ids.
@@ -327,6 +370,17 @@ class _Asking:
 
 
 # -- without an index
+
+
+def _without_memory(asked: Question, state: State) -> str:
+    """What `explain` adds if an index would have helped, and there is no memory for it."""
+    indexes = state.indexes
+    if indexes is None:
+        return ""
+    paths = [*wanted(accesses(asked.condition)), *(order.path for order in asked.order if asked.last is not None)]
+    path = next(filter(indexes.is_dropped, paths), None)
+    limit = f"all indexes together take at most {INDEX_BYTES_MAX >> 20} MiB"
+    return "" if path is None else f"; there is no memory for an index on {path}: {limit}"
 
 
 def decoded(schema: Schema[T], matches: Iterable[tuple[Set, Document | None]]) -> Found[T]:

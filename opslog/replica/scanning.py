@@ -1,4 +1,4 @@
-"""All documents of a state, of which only some fields are read: what most questions need, in a fraction of the time."""
+"""Scans: all documents of a state, of which only the needed fields are read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from opslog.chunks import batched
 from opslog.format.commits import Record
 from opslog.merge.stamps import newer
 from opslog.query.rows import Reader, Rows
@@ -16,10 +17,13 @@ from opslog.snapshot.runs import StoredRun
 if TYPE_CHECKING:
     from opslog.merge.lines import Lines
 
+# So many records that were not read are in one `Rows`.
+_AT_ONCE = 512
+
 
 def scan(state: State, reader: Reader, overlay: Mapping[str, Record] | None = None) -> Iterator[Rows]:
-    """What `State.records` gives, as rows in order of id, some at a time. What lies in the oldest run, or in the lines
-    of a tail without a snapshot, is not decoded; what lies over it comes with the rows around it.
+    """The records of `State.records` as rows in order of id, some at a time. Those of the oldest run, or in the lines
+    of a tail without a snapshot, are not decoded; newer ones come with the rows around them.
 
     :param overlay: as of `State.records`.
     :raises MissingFileError: the snapshot was replaced and collected.
@@ -40,7 +44,7 @@ def _rows(
     reader: Reader,
 ) -> Iterator[Rows]:
     if lines is not None and runs:
-        yield Rows.unread(live_records([LinesOverRuns(lines, runs)], winners, overlaid))
+        yield from _unread(live_records([LinesOverRuns(lines, runs)], winners, overlaid))
         return
     above = records_with_deletes(runs[:-1], winners, overlaid)
     upper = next(above, None)
@@ -52,7 +56,11 @@ def _rows(
             upper = next(above, None)
         yield _covered(rows, over) if over else rows
     if upper is not None:
-        yield Rows.unread(record for record, _ in chain([upper], above))
+        yield from _unread(record for record, _ in chain([upper], above))
+
+
+def _unread(records: Iterator[Record]) -> Iterator[Rows]:
+    return map(Rows.unread, batched(records, _AT_ONCE))
 
 
 def _oldest(runs: Sequence[StoredRun], lines: Lines | None) -> Iterator[tuple[bytes, str, int]]:

@@ -18,7 +18,7 @@ from opslog.errors import ClosedError, SchemaMismatchError, UsageError
 from opslog.query.index import Index
 from opslog.query.paths import parse_path
 from opslog.replica import indexes as indexes_module
-from opslog.replica import questions
+from opslog.replica import questions, scanning
 from opslog.replica.indexes import Indexes
 from opslog.snapshot import runs
 from opslog.store import replica_of
@@ -122,6 +122,59 @@ def test_an_index_that_finds_too_much_is_not_used(
     assert none.explain == "every document was read"
 
 
+def test_a_limit_that_the_first_documents_reach_makes_no_index(
+    store: opslog.Store[Any], made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until such queries have read as many documents as the index would have."""
+    store.compact()
+    monkeypatch.setattr(scanning, "_AT_ONCE", 50)
+    monkeypatch.setattr(runs, "_LINES_AT_ONCE", 50)
+    monkeypatch.setattr(questions, "_FIRST", 100)
+    for _ in range(5):
+        found = store.find("status = s7", limit=1)
+        assert (ids(found), found.explain) == (["task-007"], "the first 50 documents were read")
+    assert made == []
+    found = store.find("status = s7", limit=1)
+    assert (ids(found), found.explain, made) == (["task-007"], "index on status: 3 documents", ["status"])
+    # Not reached in 100 documents.
+    assert store.find("number = 150", limit=1).explain == "index on number: 1 documents"
+    assert store.find("number = 5", limit=1).explain == "index on number: 1 documents"
+    with store.batch():
+        store["task-0"] = {"tags": ["new"]}
+        found = store.find("tags[*] = new", limit=1)
+    assert (ids(found), found.explain) == (["task-0"], "the first 50 documents were read")
+    assert made == ["status", "number"]
+    monkeypatch.setattr(questions, "_FIRST", 2 * COUNT)
+    assert store.find("tags[0] = none", limit=1).explain == "every document was read"
+    assert store.find("tags[0] = 0", limit=2, offset=40).explain == "index on tags[0]: 43 documents"
+
+
+def test_indexes_that_do_not_fit_together_are_not_made_in_turns(
+    store: opslog.Store[Any], made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.index("number", "status")
+    indexes = indexes_of(store)
+    assert indexes is not None
+    monkeypatch.setattr(indexes_module, "INDEX_BYTES_MAX", sum(index.bytes for index in indexes.by_path.values()))
+    store.index("tags[*]")
+    made.clear()
+    short = "every document was read; there is no memory for an index on number: all indexes together take at most"
+    for _ in range(3):
+        found = store.find("number = 5")
+        assert ids(found) == ["task-005"]
+        assert found.explain.startswith(short)
+        assert store.find("status = s7").explain == "index on status: 3 documents"
+        assert store.find("number = 5 and status = s5").explain == "index on status: 3 documents"
+        assert store.find("not number = 5").explain == "every document was read"
+    assert made == []
+    assert store.find("number = 5").explain == "index on number: 1 documents", "they may be what is needed by now"
+    assert made == ["number"]
+    # By name they are made at once.
+    store.index("tags[*]")
+    store.index("status")
+    assert made == ["number", "tags[*]", "status"]
+
+
 def answers(store: opslog.Store[Any]) -> list[Any]:
     return [
         store.find("status = s7"),
@@ -139,7 +192,7 @@ def answers(store: opslog.Store[Any]) -> list[Any]:
 def plain_answers(store: opslog.Store[Any]) -> list[Any]:
     """The answers of the same questions without indexes."""
     replica = replica_of(store)
-    kept, replica.questions._from_indexes = replica.questions._from_indexes, lambda answer, at: None  # type: ignore[method-assign]
+    kept, replica.questions._from_indexes = replica.questions._from_indexes, lambda answer, at, otherwise=None: None  # type: ignore[method-assign]
     try:
         return answers(store)
     finally:
@@ -349,7 +402,10 @@ def test_indexes_that_take_too_much_memory_are_dropped(
     made.clear()
     for _ in range(3):
         assert len(store.find("tags[1] = all", limit=3)) == 3
-        assert store.find("tags[1] = nothing").explain == "every document was read"
+        found = store.find("tags[1] = nothing")
+        assert found.explain.startswith(
+            "every document was read; there is no memory for an index on tags[1]: all indexes"
+        )
     assert made == ["tags[1]"], "one that is too large alone is not tried again"
 
 

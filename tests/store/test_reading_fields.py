@@ -129,7 +129,7 @@ def test_answers_are_those_of_plain_python(
     store: opslog.Store[Document], is_indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_indexed:
-        monkeypatch.setattr(replica_of(store).questions, "_from_indexes", lambda answer, at: None)
+        monkeypatch.setattr(replica_of(store).questions, "_from_indexes", lambda answer, at, otherwise=None: None)
     everything = list(store.items())
     assert len(everything) == len(store) > 200
     for text, is_true in CONDITIONS:
