@@ -67,11 +67,15 @@ GOALS = [
         for size in ("1 kB", "1 MB")
     ),
     *(
-        Goal(f"p99 of delivery, {live}", f"deliver to 200 followers, {live}", "p99 ms", 10.0, lower=True)
+        Goal(f"p99 of delivery{to}, {live}", f"deliver to {followers} followers, {live}", "p99 ms", 10.0, lower=True)
+        for followers, to in (("200", ""), ("1,000", " to 1,000"))
         for live in ("sse", "long-poll")
     ),
 ]
 _OURS, _THEIRS = "opslog", "reference"
+# How many times the processor time of the first floor is the goal.
+_OVER_FLOOR = 2.0
+_FLOORS = ("floor: uvicorn", "floor: httptools")
 
 
 def write_page(report: Report, page: Path) -> None:
@@ -80,7 +84,11 @@ def write_page(report: Report, page: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     environment = ", ".join(f"{name} {value}" for name, value in report.environment.items())
-    sections = [_HEAD.format(rounds=report.rounds, environment=environment), goals(report.results)]
+    sections = [
+        _HEAD.format(rounds=report.rounds, environment=environment),
+        goals(report.results),
+        above(report.results),
+    ]
     for workload, group in itertools.groupby(report.results, key=lambda result: result.workload):
         sections.append(f"## {workload[0].upper()}{workload[1:]}\n\n{table(list(group))}")
     page.write_text("\n".join(section for section in sections if section), encoding="utf-8")
@@ -92,6 +100,23 @@ def goals(results: list[Result]) -> str:
     if not rows:
         return ""
     return "## Goals\n\n" + _markdown(["against the reference server", "goal", "measured", ""], rows)
+
+
+def above(results: list[Result]) -> str:
+    """A table of processor times beside those of the floors, for the measured workloads."""
+    rows = []
+    for ours in results:
+        figure = next((figure for figure in ours.figures if figure.startswith("CPU")), None)
+        floors = [one for name in _FLOORS for one in results if (one.workload, one.contender) == (ours.workload, name)]
+        if ours.contender != _OURS or figure is None or len(floors) < len(_FLOORS):
+            continue
+        times = [ours.median(figure) / floor.median(figure) for floor in floors]
+        reached = "met" if times[0] <= _OVER_FLOOR else "missed"
+        rows.append([ours.workload, figure, shown(ours.median(figure)), *(f"{shown(one)} x" for one in times), reached])
+    if not rows:
+        return ""
+    heads = ["", "", _OURS, *_FLOORS, f"at most {_OVER_FLOOR:g} x the first"]
+    return "## Above the floors\n\n" + _markdown(heads, rows)
 
 
 def _row(goal: Goal, results: list[Result]) -> list[str] | None:

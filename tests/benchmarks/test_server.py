@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import server
-from benchmarks.server_page import GOALS, Report, Result, goals, write_page
+from benchmarks.server_page import GOALS, Report, Result, above, goals, write_page
 from tests.support.node_streams import package
 
 
@@ -46,3 +46,16 @@ def test_a_page_says_what_was_measured_and_which_goals_were_missed(tmp_path: Pat
     assert "| opslog | 1,000 (900 to 5,000) | 1.00 (1.00 to 1.00) |" in text
     assert json.loads((tmp_path / "page" / "results.json").read_text())["rounds"] == 3
     assert goals(results[:1]) == "", "nothing is said of what was not measured"
+    assert above(results) == ""
+
+
+def test_a_page_says_how_far_above_the_floors_the_server_is() -> None:
+    name, sse = "append, 64 connections, 1 stream", "deliver to 200 followers, sse"
+    contenders = (server.OPSLOG, server.FLOOR, server.LOWER_FLOOR)
+    results = [
+        *(Result(name, one, {"CPU µs/append": [us]}) for one, us in zip(contenders, (80.0, 40.0, 20.0), strict=True)),
+        *(Result(sse, one, {"CPU µs/event": [us]}) for one, us in zip(contenders, (50.0, 20.0, 10.0), strict=True)),
+    ]
+    text = above(results)
+    assert f"| {name} | CPU µs/append | 80.0 | 2.00 x | 4.00 x | met |" in text
+    assert f"| {sse} | CPU µs/event | 50.0 | 2.50 x | 5.00 x | missed |" in text
