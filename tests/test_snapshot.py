@@ -211,6 +211,7 @@ def test_whole_and_by_blocks_give_the_same(kept: dict[str, bool], asked: list[st
         by_block, loaded = BlockRun(backend, run), load_runs(backend, [run])[0]
         assert list(by_block.rows()) == rows
         assert list(by_block.records()) == list(loaded.records()) == [one.record for one in rows]
+        assert isinstance(loaded, LoadedRun)
         assert loaded.dead == {id for id, dead in kept.items() if dead}
         for id in [*asked, *kept]:
             expected = next((one.record for one in rows if one.id == id), None)

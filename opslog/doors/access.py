@@ -5,7 +5,7 @@ problem document. A client may choose it, in ``X-Request-Id`` or as the trace id
 Context). The server uses such an id only if it is short and has plain characters alone, because it goes into logs and
 headers as it is.
 
-The line of a request has the level debug. It costs 13 µs, a tenth of an append to a stream when many come at once, and
+The line of a request has the level debug. It costs 13 µs, a fifth of an append to a stream when many come at once, and
 programs that start a server do not always read its log.
 
 This module knows nothing but ASGI, so all doors share it.
@@ -96,7 +96,7 @@ class Request:
         if not raised:
             _current.reset(self._before)
         # The scope and this object refer to each other: left alone, each request would be garbage that only Python's
-        # collector finds, and finding it costs a tenth of what an append takes.
+        # collector finds, and finding it costs a fifth of what an append takes.
         self._scope.pop("opslog.request", None)
         seconds = REAL.monotonic() - self._began
         if _log.isEnabledFor(logging.DEBUG):
