@@ -36,7 +36,7 @@ from opslog.format.snapshot import (
     runs_to_merge,
     tier,
 )
-from opslog.snapshot.runs import BlockRun, load_runs, merge_rows
+from opslog.snapshot.runs import BlockRun, LoadedRun, load_runs, merge_rows
 
 TS = "2026-11-20T12:00:00.123456Z"
 _numbers = itertools.count()
