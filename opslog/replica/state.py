@@ -29,11 +29,11 @@ from opslog.replica.live import Layers, LinesOverRuns, live_records, retained
 from opslog.replica.refresh import Progress
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, LoadedRun, SortedRecords, StoredRun, load_runs, newest_records
-from opslog.snapshot.shared_ids import SharedIds
 
 if TYPE_CHECKING:
     from opslog.merge.lines import Lines
     from opslog.replica.indexes import Indexes
+    from opslog.snapshot.shared_ids import SharedIds
 
 R = TypeVar("R")
 
@@ -414,6 +414,8 @@ class State:
         if not self.has_transactions:
             return False
         if self.shared_ids is None:
+            from opslog.snapshot.shared_ids import SharedIds
+
             self.shared_ids = SharedIds((run.run for run in self.runs), self.merge.shared_ids())
         return any(self.shared_ids.may_have(id) and self._is_guarded(id) for id in ids)
 
