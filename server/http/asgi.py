@@ -40,12 +40,12 @@ from opslog.server.subscriptions.webhook_delivery import Delivery
 
 RESERVED = "__ds"
 _log = logging.getLogger("opslog.server")
-# Answers a request for the path it is given, and returns the status of its answer.
+# Answers a request for a path, and returns the status of the answer.
 Handler = Callable[[str, Scope, Receive, Send], Awaitable[int]]
 
 _READING = frozenset({"GET", "HEAD"})
 _FAULT = "this failed in the server, and may or may not have been done; the server's log says how"
-# Operations of stores whose answers last as long as somebody waits for more.
+# Operations of stores whose responses last as long as the client waits for more.
 _LIVE = frozenset({"feed", "listen"})
 
 
@@ -119,8 +119,8 @@ class App:
             status = await self._answer_or_refuse(method, scope, receive, request.send)
         except DisconnectedError:
             request.end()
-            return  # nobody is there to be answered
-        except Exception:  # a fault of this program, which the server that runs it logs
+            return  # the client is gone
+        except Exception:  # a bug; the server that runs the application logs it
             try:
                 if request.status is None:
                     await self._refuse(scope, request.send, Refused(500, _FAULT))
@@ -134,7 +134,7 @@ class App:
 
     def _count(self, method: str, status: int, asked: Asked | None, seconds: float) -> None:
         self.metrics.requests[method, status] += 1
-        # Of a request that was not admitted nothing is counted here: anybody could make up names.
+        # A request that was not admitted is not counted here, because its client could invent names.
         if asked is not None:
             self.metrics.doors.requests[*asked, str(status)] += 1
             if asked[2] not in _LIVE:
@@ -178,8 +178,8 @@ class App:
 
     async def _check_feed(self, method: str, name: str, scope: Scope) -> None:
         """
-        :raises Refused: 405, only the server writes a feed. That of a store that is not served any more can be deleted.
-            403, as of its store.
+        :raises Refused: 405, only the server writes a feed. The feed of a store that is no longer served may be
+            deleted. 403, as for its store.
         """
         feed = self._feeds.get(name)
         if self.options.local_stores and (feed is not None or is_feed(self.streams, name)):
@@ -195,12 +195,12 @@ class App:
             self._feeds[FOLDER + store.name].wake()
 
     async def _answer_outside(self, method: str, path: str, scope: Scope, receive: Receive, send: Send) -> int:
-        """What is not below the root: what those who watch the server ask for, and the page."""
+        """Answer requests outside of the root: those of monitoring, and of the page."""
         if path not in {"/healthz", "/readyz", "/metrics", *self._page.paths}:
             raise Refused(404, f"streams are below {self._root}")
         if method not in _READING:
             raise Refused(405, f"{method} is not a method of {path}", [(b"allow", b"GET, HEAD")])
-        # The figures, and what the page is sent, name the stores and say how many documents they have.
+        # The figures, and the data of the page, contain names of stores and numbers of documents.
         says_nothing = path in {"/healthz", "/readyz", *self._page.public}
         if self.options.local_stores and self.stores.names and not says_nothing:
             check_local(scope)
@@ -229,8 +229,7 @@ class App:
             check(token, "", "read")
 
     async def start(self) -> None:
-        """Open for requests. A server that sends lifespan events does this by itself; the first request does it,
-        too."""
+        """Open for requests. The lifespan events of a server do this; otherwise the first request does."""
         if self._started is None:
             self._started = asyncio.get_running_loop().create_task(self._start())
         await asyncio.shield(self._started)
@@ -253,13 +252,13 @@ class App:
             self._feeds[feed.path] = feed
 
     def end_live_reads(self) -> None:
-        """Answer everybody who waits for more, now and from now on: they come back, to this server or the next."""
+        """End all live reads, and those that begin later. Clients come back, to this server or the next one."""
         self._stopping = True
         self.streams.followers.stop()
         self._page.stop()
 
     async def stop(self) -> None:
-        """End live reads, finish what was begun, and close the storage."""
+        """End live reads, finish all other requests, and close the storage."""
         self.end_live_reads()
         if self._started is not None:
             for feed in self._feeds.values():
@@ -285,7 +284,7 @@ class App:
 
 
 def _failure(error: OpslogError) -> Refused:
-    """What a client learns of a fault of the server's. The details are in the log."""
+    """What a client learns about a fault of the server. The details are in the log."""
     if isinstance(error, WriteFailedError):
         return Refused(507, "the storage does not take it; nothing was changed")
     if isinstance(error, CommitUnknownError):
@@ -309,10 +308,10 @@ def app(
 
     :param data: the directory where streams are kept; None keeps them in memory.
     :param shards: of a new directory, into how many databases streams are divided.
-    :param tokens: who may read and write what; None lets everybody.
+    :param tokens: say who may read and write what; None: everyone may do everything.
     :param observers: called with what commits did, see `opslog.server.protocol.transaction.Events`.
     :param stores: the stores to serve, by name: their URLs. They are opened when the application starts.
-    :param agent: in whose name those write to stores who name none.
+    :param agent: the author of writes to stores by clients that name none.
     :raises OpslogError: the directory cannot be served, see `opslog.server.storage.directory.DirectoryStorage`.
     """
     storage: Storage = MemoryStorage()

@@ -1,4 +1,4 @@
-"""What every answer carries, and how it is sent."""
+"""Responses: the headers that all of them have, and how they are sent."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _EXPOSED = (
     b"Producer-Received-Seq, ETag, Opslog-Author, Opslog-Ts, Idempotency-Until, "
     b"Idempotency-Replayed, Location, Retry-After, Content-Encoding, Vary, X-Request-Id"
 )
-# On every answer: browsers must not guess what a stream holds, and pages of any origin may read it. `begin` and
-# `refusal` alone add them, because a browser takes an ``Access-Control-Allow-Origin`` that comes twice for none.
+# On every response: browsers must not guess the type of a stream, and pages of any origin may read it. Only `begin` and
+# `refusal` add them, because a browser ignores an ``Access-Control-Allow-Origin`` that comes twice.
 _COMMON: Headers = [
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"cross-origin"),
@@ -20,8 +20,8 @@ _COMMON: Headers = [
     (b"access-control-expose-headers", _EXPOSED),
 ]
 
-# Streams are of whatever type their writers say, and have the origin of the page and of the stores. A browser that is
-# led to one runs no script of it, and counts what it shows as of no origin.
+# A stream has the type that its writer chose, and the origin of the page and of the stores. This policy keeps a browser
+# that opens a stream from running its scripts, and gives the stream no origin.
 CONTENT_POLICY = b"default-src 'none'; sandbox"
 _POLICY_NAME = b"content-security-policy"
 
@@ -38,16 +38,16 @@ _PREFLIGHT: Headers = [
     (b"access-control-max-age", b"86400"),
 ]
 PREFLIGHT: Headers = [(b"access-control-allow-methods", METHODS), *_PREFLIGHT]
-# Stores have a method more.
+# Stores have one more method.
 STORE_PREFLIGHT: Headers = [(b"access-control-allow-methods", b"%b, PATCH" % METHODS), *_PREFLIGHT]
 NO_STORE = (b"cache-control", b"no-store")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
 async def begin(send: Send, status: int, headers: Headers, policy: bytes = CONTENT_POLICY) -> None:
-    """Send the head of an answer: what every answer carries, and `headers`.
+    """Send the head of a response: the headers of all responses, and `headers`.
 
-    :param policy: what a browser lets it do, if it is shown as a page.
+    :param policy: what a browser lets it do if it is opened as a page.
     """
     all_headers = [*_COMMON, (_POLICY_NAME, policy), *headers]
     await send({"type": "http.response.start", "status": status, "headers": all_headers})
@@ -56,9 +56,9 @@ async def begin(send: Send, status: int, headers: Headers, policy: bytes = CONTE
 async def reply(
     send: Send, status: int, headers: Headers, body: bytes = b"", *, head: bool = False, policy: bytes = CONTENT_POLICY
 ) -> int:
-    """A whole answer; returns its status. `headers` are those beside what every answer carries.
+    """Send a whole response, and return its status. `headers` are those beside the headers of all responses.
 
-    :param head: leave the body out, but send its length.
+    :param head: leave out the body, but send its length.
     :param policy: as of `begin`.
     """
     length = [] if status in {204, 304} else [(b"content-length", b"%d" % len(body))]
@@ -68,7 +68,7 @@ async def reply(
 
 
 def refusal(refused: Refused) -> tuple[int, Headers, bytes]:
-    """The status, all headers and the body of the answer."""
+    """The status, all headers and the body of the response."""
     body = str(refused).encode() + b"\n"
     headers = [
         *_COMMON,

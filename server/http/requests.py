@@ -1,4 +1,4 @@
-"""What a request asks for: its headers, query and body, checked and turned into what the streams understand."""
+"""Requests: headers, query and body, checked and turned into values for the streams."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d
 
 
 def fields(headers: Iterable[tuple[bytes, bytes]]) -> Fields:
-    """The headers by name; what comes in several lists is one list.
+    """The headers by name. The lists of a header that comes several times become one list.
 
-    :raises Refused: 400, a header that can come only once comes again: whoever is in between may take the other one.
+    :raises Refused: 400, a header that may come only once comes twice: a proxy in between may have used the other one.
     """
     found: Fields = {}
     for name, value in headers:
@@ -116,7 +116,7 @@ async def _whole(receive: Receive, max_bytes: int, holding: Holding) -> bytes:
 
 
 class DisconnectedError(Exception):
-    """The client went away before its request was complete."""
+    """The client disconnected before its request was complete."""
 
 
 def _too_large(max_bytes: int) -> Refused:
@@ -226,12 +226,12 @@ def _is_true(value: str | None) -> bool:
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Where a reader wants to begin, and how it wants to be served.
+    """Where a read begins, and of which kind it is.
 
-    :ivar position: None for the end, wherever that is.
-    :ivar offset: as it was given, or what stands for its absence.
+    :ivar position: None: the end, wherever that is.
+    :ivar offset: as the client gave it, or the one that a missing offset stands for.
     :ivar live: None, ``long-poll`` or ``sse``.
-    :ivar cursor: what the client was given before.
+    :ivar cursor: the one that the client got before.
     """
 
     position: int | None = 0

@@ -1,4 +1,4 @@
-"""Serving the application with uvicorn: connections that are watched, and an end that loses nobody's answer."""
+"""Serving the application with uvicorn, with limits for connections, and a shutdown that loses no response."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ class Address:
 
 
 def check_access(address: Address, *, tokens: bool, anyone: bool) -> None:
-    """:raises UsageError: everybody on the network could read and write, and nobody said that they may."""
+    """:raises UsageError: everyone on the network could read and write, and no option allows that."""
     if not (tokens or anyone or address.is_loopback):
         raise UsageError(
             f"at {address.host} everybody who reaches this machine could read and write all streams: "
-            "name a file of tokens (--tokens FILE), or say that anyone may (--anyone)"
+            "give a file of tokens (--tokens FILE), or allow anyone (--anyone)"
         )
 
 
 def serve(application: App, address: Address, *, faults: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. Then live reads end, what was asked for is finished, and the storage is closed.
+    """Serve until SIGTERM or SIGINT. Then live reads end, other requests are finished, and the storage is closed.
 
-    :param faults: let clients ask for faults, see `opslog.server.http.faults`.
-    :raises UsageError: the address cannot be had.
+    :param faults: let clients request faults, see `opslog.server.http.faults`.
+    :raises UsageError: the address is not available.
     """
     config = uvicorn.Config(
         FaultyApp(application, lambda: int(REAL.nonce(), 16) / 2**64) if faults else application,
@@ -78,7 +78,7 @@ def serve(application: App, address: Address, *, faults: bool = False) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        # Clients keep idle connections for as long as they think the server does, many for a minute.
+        # Clients keep idle connections as long as they think the server does, many for a minute.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=round(address.stop_seconds),
         ssl_certfile=address.certificate,
