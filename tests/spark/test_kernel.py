@@ -13,6 +13,7 @@ import opslog
 from opslog.backends import open_backend
 from opslog.format import commits as lines
 from opslog.format import scanned
+from opslog.format.scanned import ScannedCommits
 from opslog.log import reader
 from opslog.merge.lines import Lines
 from opslog.spark.compaction.executing import StoreAddress, merge_logs
@@ -65,14 +66,14 @@ def test_the_rows_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             for number in range(300):
                 store[f"id-{number % 90}"] = {"again": number}
             del store["id-0"]
-    taken: list[bool] = []
+    taken: list[ScannedCommits] = []
     take = Lines.take
 
-    def counted(self: Lines, commits: Any) -> Any:
-        taken.append(True)
+    def noted(self: Lines, commits: ScannedCommits) -> bool:
+        taken.append(commits)
         return take(self, commits)
 
-    monkeypatch.setattr(Lines, "take", counted)
+    monkeypatch.setattr(Lines, "take", noted)
     backend = open_backend(url, create=False)
     survey = survey_state(backend)
     past = survey.manifest.clock + 50
