@@ -10,22 +10,12 @@ import zlib
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from opslog import kernel
-
 _HASH_BYTES = 4
 
 
 def id_hash(id: str) -> int:
     """The CRC-32 of an id in UTF-8."""
     return zlib.crc32(id.encode())
-
-
-def _in_hashes(id: str, hashes: set[int], /) -> bool:
-    """Whether an id has one of these hashes."""
-    return id_hash(id) in hashes
-
-
-in_hashes = kernel.in_hashes or _in_hashes  # the kernel takes a fifth of the time
 
 
 def encode_hashes(hashes: Iterable[int]) -> bytes:

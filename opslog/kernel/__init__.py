@@ -26,7 +26,6 @@ NAME = "C" if IS_USED else "Python"
 encode = _kernel.encode if IS_USED else None
 copy = _kernel.copy if IS_USED else None
 find_document = _kernel.find_document if IS_USED else None
-in_hashes = _kernel.in_hashes if IS_USED else None
 time_text = _kernel.time_text if IS_USED else None
 set_line = _kernel.set_line if IS_USED else None
 scan = _kernel.scan if IS_USED else None

@@ -3519,56 +3519,11 @@ find_document(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return document;
 }
 
-/* What a byte makes of a CRC-32 (ISO 3309). The same numbers for every interpreter. */
-static uint32_t crc_steps[256];
-
-static void
-fill_crc_steps(void)
-{
-    for (uint32_t byte = 0; byte < 256; byte++) {
-        uint32_t step = byte;
-        for (int bit = 0; bit < 8; bit++) {
-            step = step & 1 ? step >> 1 ^ 0xEDB88320 : step >> 1;
-        }
-        crc_steps[byte] = step;
-    }
-}
-
-PyDoc_STRVAR(in_hashes_doc,
-"in_hashes(id, hashes)\n--\n\n"
-"Whether the CRC-32 of an id in UTF-8 is in this set of numbers.");
-
-static PyObject *
-in_hashes(PyObject *module, PyObject *const *args, Py_ssize_t count)
-{
-    if (count != 2) {
-        PyErr_Format(PyExc_TypeError, "in_hashes takes 2 arguments, not %zd", count);
-        return NULL;
-    }
-    Py_ssize_t length;
-    const char *id = PyUnicode_AsUTF8AndSize(args[0], &length);
-    if (id == NULL) {
-        return NULL;
-    }
-    uint32_t hash = 0xFFFFFFFF;
-    for (Py_ssize_t index = 0; index < length; index++) {
-        hash = crc_steps[(hash ^ (unsigned char)id[index]) & 0xFF] ^ hash >> 8;
-    }
-    PyObject *number = PyLong_FromUnsignedLong(hash ^ 0xFFFFFFFF);
-    if (number == NULL) {
-        return NULL;
-    }
-    int found = PySet_Contains(args[1], number);
-    Py_DECREF(number);
-    return found < 0 ? NULL : PyBool_FromLong(found);
-}
-
 /* -- the module --------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
     {"time_text", time_text, METH_O, time_text_doc},
     {"find_document", (PyCFunction)(void (*)(void))find_document, METH_FASTCALL, find_document_doc},
-    {"in_hashes", (PyCFunction)(void (*)(void))in_hashes, METH_FASTCALL, in_hashes_doc},
     {"encode", encode, METH_VARARGS, encode_doc},
     {"copy", copy, METH_O, copy_doc},
     {"set_line", set_line, METH_VARARGS, set_line_doc},
@@ -3594,7 +3549,6 @@ set_up(PyObject *module)
 {
     ModuleState *state = PyModule_GetState(module);
     PyTypeObject *merger_type = NULL;
-    fill_crc_steps();
     int failed = add_type(module, &sets_spec, &state->sets_type) < 0
         || add_type(module, &table_spec, &state->table_type) < 0
         || add_type(module, &rows_spec, &state->rows_type) < 0

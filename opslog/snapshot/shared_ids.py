@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from opslog.format.hashes import decode_hashes, id_hash, in_hashes
+from opslog.format.hashes import decode_hashes, id_hash
 from opslog.format.manifest import Run
 
 
@@ -45,7 +45,7 @@ class SharedIds:
 
     def may_have(self, id: str) -> bool:
         """Whether an id may have a record from the shared log."""
-        if in_hashes(id, self.hashes):
+        if id_hash(id) in self.hashes:
             return True
         for firsts, lasts in self._unknown:
             number = bisect_right(firsts, id) - 1
