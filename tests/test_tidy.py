@@ -298,6 +298,15 @@ def test_reading_one_document_from_a_shell_is_light(tmp_path: Path) -> None:
     assert len(ours) <= 78, f"{len(ours)} of our modules for one get: {sorted(ours)}"
 
 
+def test_writing_one_document_from_a_shell_loads_nothing_that_only_servers_need(tmp_path: Path) -> None:
+    loaded = loaded_by("from opslog.cli import main; main()", "--store", str(tmp_path), "set", "task-1", "{}")
+    assert "opslog.doors.operations" in loaded
+    others = ("archive", "compaction.compact", "doors.activity", "doors.once", "doors.description", "replica.feed")
+    assert not loaded & {f"opslog.{name}" for name in others}, "import these where they are used"
+    ours = {name for name in loaded if name.partition(".")[0] == "opslog"}
+    assert len(ours) <= 105, f"{len(ours)} of our modules for one set: {sorted(ours)}"
+
+
 def documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
