@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks import elsewhere, feed, finding, tables, transactions
 from benchmarks.maintenance import COMPACT, COMPACT_AGAIN, PAUSE
-from benchmarks.opening import COLD, HUGE, LOG, LOG_MEMORY, SNAPSHOT
+from benchmarks.opening import COLD, HUGE, LISTED, LOG, LOG_MEMORY, LOGGED, SNAPSHOT
 from benchmarks.peers import NPM, NPM_COPIES, NPM_SYNCED
 from benchmarks.reading import SCAN, SQLITE_JSON, TOUCHED
 from benchmarks.runner import Result
@@ -411,4 +411,6 @@ GOALS = (
             "orjson')."
         ),
     ),
+    _at_most("first byte of ls, 150,000 documents: under 0.3 s", (LISTED, "opslog ls"), 300_000, "µs"),
+    _at_most("first byte of ops, 150,000 commits: under 0.3 s", (LOGGED, "opslog ops"), 300_000, "µs"),
 )

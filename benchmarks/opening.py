@@ -306,6 +306,36 @@ def _npm_small(scale: Scale) -> Path:
     return _filled(NPM, Npm, msgspec.structs.replace(scale, snapshot=scale.documents))
 
 
+LISTED, LOGGED = "first byte of opslog ls, 150,000 documents", "first byte of opslog ops, 150,000 commits"
+
+
+def _first_byte(prepare: Callable[[Scale], list[str]]) -> Start:
+    """The time until a command prints something. It is ended then."""
+
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        command = prepare(scale)
+
+        def run(timer: Timer) -> int:
+            for _ in range(5):
+                with timer:
+                    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+                    assert process.stdout is not None
+                    assert process.stdout.read(1)
+                with process:
+                    process.kill()
+            return 5
+
+        yield run
+
+    return start
+
+
+def _log_of(scale: Scale) -> str:
+    """A store whose documents are all in one log, which takes longer to open than a snapshot."""
+    count = scale.questions * 3 // 4
+    return str(logged(count, count))
+
+
 _NODE = """
 const {Store} = await import(process.argv[1] + "/@backloghq/opslog/dist/index.js");
 const store = new Store();
@@ -316,6 +346,11 @@ _BIN = Path(sys.executable).parent
 contender(COLD, "opslog get", READS)(
     _command(lambda s: [str(_BIN / "opslog"), "get", "--store", str(_small_store(s)), "task-1"])
 )
+for _workload, _name in ((LISTED, "ls"), (LOGGED, "ops")):
+    contender(_workload, f"opslog {_name}", READS)(
+        _first_byte(lambda s, name=_name: [str(_BIN / "opslog"), name, "--store", _log_of(s)])  # type: ignore[misc]
+    )
+    contender(_workload, "floor: python -c print(0)", READS)(_first_byte(lambda s: [sys.executable, "-c", "print(0)"]))
 contender(COLD, "floor: python -c pass", READS)(_command(lambda s: [sys.executable, "-c", "pass"]))
 if npm_modules() is not None:
     contender(COLD, f"node and {NPM}", READS)(

@@ -44,6 +44,8 @@ WORKLOADS = {
     "memory: a log of 1,000,000 documents, opened",
     "memory: 10,000,000 documents, after 10,000 gets",
     "get from the command line",
+    "first byte of opslog ls, 150,000 documents",
+    "first byte of opslog ops, 150,000 commits",
     "refresh after 1 commit, 100,000 in the tails",
     "refresh after 1 commit, 1,000,000 in the tails",
     "refresh after 1 commit of each of 100 agents",
