@@ -208,7 +208,7 @@ def test_whole_and_by_blocks_give_the_same(kept: dict[str, bool], asked: list[st
         backend = open_backend("memory://")
         rows = [row(id, dead=dead) for id, dead in sorted(kept.items())]
         run = store_run(backend, rows)
-        by_block, loaded = BlockRun(backend, run), load_runs(backend, [run])[0]
+        by_block, loaded = BlockRun(backend, run), load_runs(backend, [run])[run.name]
         assert list(by_block.rows()) == rows
         assert list(by_block.records()) == list(loaded.records()) == [one.record for one in rows]
         assert isinstance(loaded, LoadedRun)

@@ -584,8 +584,6 @@ class Loader:
 
     def _load_runs(self, runs: Sequence[Run]) -> list[StoredRun]:
         """These runs; those that were loaded last time are not loaded again."""
-        kept = {run.name: self._runs[run.name] for run in runs if run.name in self._runs}
-        new = load_runs(self.backend, [run for run in runs if run.name not in kept])
-        loaded = kept | {run.run.name: run for run in new}
-        self._runs = {run.name: loaded[run.name] for run in runs}
+        known = self._runs | load_runs(self.backend, [run for run in runs if run.name not in self._runs])
+        self._runs = {run.name: known[run.name] for run in runs}
         return list(self._runs.values())

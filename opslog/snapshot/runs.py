@@ -422,19 +422,18 @@ class _OpenBlock:
         return decode_records(lines, self._path, self._offset + start)
 
 
-def load_runs(backend: Backend, runs: Sequence[Run]) -> list[StoredRun]:
+def load_runs(backend: Backend, runs: Sequence[Run]) -> dict[str, StoredRun]:
     """Load the small runs into memory and leave the large ones on storage. All parts of the small runs are requested at
     once.
 
+    :returns: the runs by their names.
     :raises CorruptError: a block is damaged; the error names it.
     :raises MissingFileError: a part does not exist.
     """
-    small = [run.bytes < LOADED_BYTES for run in runs]
-    parts = _read_all(backend, [run for run, is_small in zip(runs, small, strict=True) if is_small])
-    return [
-        LoadedRun(backend, run, itertools.islice(parts, len(run.parts))) if is_small else BlockRun(backend, run)
-        for run, is_small in zip(runs, small, strict=True)
-    ]
+    small = [run for run in runs if run.bytes < LOADED_BYTES]
+    parts = _read_all(backend, small)
+    loaded = {run.name: LoadedRun(backend, run, itertools.islice(parts, len(run.parts))) for run in small}
+    return {run.name: loaded.get(run.name) or BlockRun(backend, run) for run in runs}
 
 
 def _read_all(backend: Backend, runs: Iterable[Run]) -> Iterator[bytes]:
