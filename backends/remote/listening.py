@@ -69,10 +69,12 @@ class Listener:
         """End the request. Waits for the thread, but not for a server that sends nothing at all."""
         with self._lock:
             thread = None if self._reading is None else self._reading.thread
+            # First of all, so that no subscriber that is about to wait finds `is_live` false and nothing changed. It
+            # would poll a closed store, and wait its whole interval before.
+            for changed in self._subscribers:
+                changed()
+            self._subscribers = []
             self._end()
-            subscribers, self._subscribers = self._subscribers, []
-        for changed in subscribers:
-            changed()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_SECONDS)
 

@@ -459,6 +459,18 @@ def test_watches_share_one_open_request(server: Server) -> None:
         wait_until(lambda: "\nopslog_server_followers 1.0\n" in http("GET", f"{server.root}/metrics").text)
 
 
+def test_a_close_is_announced_before_announcements_end(server: Server) -> None:
+    """Otherwise a watch that is about to wait polls instead, and notices only then that the store is closed."""
+    far = opslog.open(at(server), read_only=True)
+    was_live: list[bool] = []
+    with subscribed(replica_of(far).backend, lambda: was_live.append(listening(far))):
+        wait_until(lambda: listening(far))
+        was_live.clear()
+        far.close()
+    assert was_live
+    assert all(was_live)
+
+
 def test_a_watch_survives_a_server_that_is_killed(server: Server, url: str, tmp_path: Path) -> None:
     """And it misses nothing that was written meanwhile."""
     far = opslog.open(at(server), read_only=True)
