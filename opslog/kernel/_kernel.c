@@ -2536,10 +2536,16 @@ find_line(PyObject *module, PyObject *args)
     /* The line, if there is one, begins from `low` on and before `high`; a line does begin at `low`. */
     Bytes base = buffer.buf, low = base + start, high = base + stop, end = high;
     while (low < high) {
-        Bytes at = low + (high - low) / 2;
-        at = at == low ? low : memchr(at - 1, '\n', (size_t)(high - at + 1));
-        at = at == NULL || at == low || at + 1 >= high ? low : at + 1; /* the first line of the second half, or of all */
-        Bytes newline = memchr(at, '\n', (size_t)(end - at));
+        Bytes at = low + (high - low) / 2, newline;
+        if (at > low) {
+            newline = memchr(at - 1, '\n', (size_t)(high - at + 1));
+            if (newline == NULL || newline + 1 == high) { /* a long line reaches into the second half, and is its only one */
+                high = at;
+                continue;
+            }
+            at = newline + 1; /* the first line of the second half */
+        }
+        newline = memchr(at, '\n', (size_t)(end - at));
         Text other;
         if (newline == NULL || !read_id(at, newline, &other)) {
             found = Py_NewRef(Py_None);

@@ -95,6 +95,17 @@ def test_bounds() -> None:
     assert _kernel.find_line(b"", 0, 0, "id-1") == b""
 
 
+def test_short_lines_before_a_long_one() -> None:
+    """The search does not go over the short lines one by one: it never comes to one of another form among the first."""
+    short = [record(f"{number:03}", 0, is_odd=number == 1) for number in range(400)]
+    long = encode_commit(Set(TS, 1, "planner", "9", msgspec.Raw(b'"%b"' % (b"x" * 100_000))))
+    for block in (b"".join([*short, long]), b"".join([*short, long, record("99", 0)])):
+        assert _kernel.find_line(block, 0, len(block), "300") == short[300][:-1]
+        assert _kernel.find_line(block, 0, len(block), "399") == short[399][:-1]
+        assert _kernel.find_line(block, 0, len(block), "9") == long[:-1]
+        assert _kernel.find_line(block, 0, len(block), "8") == b""
+
+
 @pytest.mark.parametrize("arguments", [(), (b"", 0, 0), (b"", 0, 0, b"id"), ("", 0, 0, "id"), (b"", "0", 0, "id")])
 def test_wrong_arguments(arguments: Sequence[object]) -> None:
     with pytest.raises(TypeError):
