@@ -1,4 +1,4 @@
-"""Work that waits for a storage, done in threads while the caller prepares more of it."""
+"""Threads for work that waits for a storage or needs no GIL, while the caller prepares more of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How many calls run at most: with two, the bytes of one are copied while another waits for the disk.
+# How many calls run at most if they wait: with two, the bytes of one are copied while another waits for the disk.
 _AT_ONCE = 2
 
 
@@ -45,12 +45,15 @@ class _Call(Generic[T, R]):
         return self._results[0]
 
 
-def overlapped(work: Callable[[T], R], items: Iterable[T], may_be_last: Callable[[T], bool]) -> Iterator[R]:
-    """The results of `work` for each item, in order. While it works on an item the next ones are taken; at most two
-    calls run at once. None runs any more when this ends, whatever the reason.
+def overlapped(
+    work: Callable[[T], R], items: Iterable[T], may_be_last: Callable[[T], bool], at_once: int = _AT_ONCE
+) -> Iterator[R]:
+    """The results of `work` for each item, in order. While it works on an item the next ones are taken. None runs any
+    more when this ends, whatever the reason.
 
     :param may_be_last: whether most likely no item comes after one. It is done in the caller's thread: so who has a
         single item needs no other thread.
+    :param at_once: how many calls run at once at the most.
     :raises: what `work` has raised, for the first item for which it did.
     """
     under_way: deque[_Call[T, R]] = deque()
@@ -62,7 +65,7 @@ def overlapped(work: Callable[[T], R], items: Iterable[T], may_be_last: Callable
 
     try:
         for item in items:
-            if len(under_way) == _AT_ONCE:
+            if len(under_way) == at_once:
                 yield first_result()
             if may_be_last(item):
                 while under_way:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,10 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opslog.chunks import packed
+from opslog.concurrency.overlapping import overlapped
 from opslog.kernel import split
+
+R = TypeVar("R")
 
 # The most text in a chunk of a column; Arrow's strings have less than 2 GiB.
 _CHUNK_BYTES = 64 * 1024 * 1024
+# Less text is worked on without a thread: most updates are small.
+_ALONE_BYTES = 1024 * 1024
 _NEWLINE = 10
 
 # The document as JSON text.
@@ -32,11 +36,16 @@ def lines_column(texts: Iterable[bytes | memoryview]) -> tuple[pa.ChunkedArray, 
     :param texts: some whole lines each, of less than 2 GiB together.
     :raises pyarrow.ArrowInvalid: one is not UTF-8.
     """
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(_lines, filter(None, texts)))
+    found = in_threads(_lines, filter(None, texts))
     ids = [own for _, own in found if own is not None]
     lines = pa.chunked_array([own for own, _ in found], pa.string())
     return lines, pa.chunked_array(ids, pa.string()) if len(ids) == len(found) else None
+
+
+def in_threads(work: Callable[[bytes | memoryview], R], texts: Iterable[bytes | memoryview]) -> list[R]:
+    """The results of `work`, which runs mostly without the GIL, for each text. Works as long as the process: a pool of
+    `concurrent.futures` takes no work after the main thread has ended."""
+    return list(overlapped(work, texts, lambda text: len(text) < _ALONE_BYTES, os.cpu_count() or 1))
 
 
 def packed_lines(lines: Iterable[bytes]) -> pa.ChunkedArray:

@@ -7,15 +7,13 @@ the same columns.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from opslog.kernel import columns
-from opslog.tables.arrow import text_of
+from opslog.tables.arrow import in_threads, text_of
 from opslog.tables.structure import NULL, Structure
 
 # The structure and type of a column, by the types of the kernel that occur in its chunks.
@@ -40,8 +38,7 @@ def plain_columns(lines: pa.ChunkedArray, fields: Sequence[str]) -> dict[str, tu
     read, names = columns, tuple(fields)
     if read is None or not names:
         return {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(lambda chunk: read(text_of(chunk), names), lines.chunks))
+    found = in_threads(lambda text: read(text, names), map(text_of, lines.chunks))
     chunks = [chunk for chunk in found if chunk is not None]
     if len(chunks) < len(found):
         return {}

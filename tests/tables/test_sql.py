@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +193,22 @@ def test_many_updates_leave_few_chunks(store: Store) -> None:
     assert table.num_rows == 70
     assert table.column("n").num_chunks < 12
     assert table.column("id").to_pylist() == sorted(store)
+
+
+AT_EXIT = """
+import atexit, opslog
+store = opslog.open("memory://at-exit", agent="a", compact_after=None)
+with store.batch():
+    store["large"] = {"n": 1, "text": "x" * 2_000_000}
+    store["small"] = {"n": 2}
+atexit.register(lambda: print(store.to_arrow(["id", "n"]).to_pylist()))
+"""
+
+
+def test_at_exit() -> None:
+    """Also when a pool of threads takes no work any more: as the interpreter ends, or only its main thread."""
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "[{'id': 'large', 'n': 1}, {'id': 'small', 'n': 2}]\n", done.stderr
 
 
 async def _asynchronous(path: Path) -> tuple[object, object]:
