@@ -2160,6 +2160,17 @@ read_id(Bytes at, Bytes end, Text *id)
 
 /* -- columns of tables --------------------------------------------------------------------------------------------- */
 
+/* The functions for tables read mapped files, and release the GIL. If somebody overwrites such a file meanwhile, their results
+ * are wrong, but they still write only to their own memory: they never read again what its size depends on. */
+
+/* Where a line stops, behind its newline; `end`: it has none. */
+static Bytes
+line_stop(Bytes at, Bytes end)
+{
+    Bytes newline = memchr(at, '\n', (size_t)(end - at));
+    return newline == NULL ? end : newline + 1;
+}
+
 /* What the values of a column are, null apart: one bit each. A long integer may not equal any float. */
 enum { IS_STRING = 1, IS_INTEGER = 2, IS_LONG_INTEGER = 4, IS_FLOAT = 8, IS_BOOLEAN = 16, IS_CONTAINER = 32 };
 #define FLOAT_DIGITS_MAX 15
@@ -2167,9 +2178,6 @@ enum { IS_STRING = 1, IS_INTEGER = 2, IS_LONG_INTEGER = 4, IS_FLOAT = 8, IS_BOOL
 static int
 kind_of(Text value)
 {
-    if (value.at == NULL || *value.at == 'n') {
-        return 0;
-    }
     switch (*value.at) {
     case '"':
         return IS_STRING;
@@ -2244,9 +2252,10 @@ integer_of(Text number)
     return is_negative ? -value : value;
 }
 
-/* A column in the making: the texts of its values, `step` apart, and what they become, in the form of Arrow. */
+/* A column in the making: the texts of its values, `step` apart, and what they become, in the form of Arrow. Those of null
+ * are missing from `measure_column` on. */
 typedef struct {
-    const Text *texts;
+    Text *texts;
     size_t step;
     int kinds;
     size_t nulls, text_bytes;
@@ -2257,11 +2266,14 @@ static void
 measure_column(Column *column, size_t rows)
 {
     for (size_t row = 0; row < rows; row++) {
-        Text value = column->texts[row * column->step];
-        int kind = kind_of(value);
-        column->kinds |= kind;
-        column->nulls += !kind;
-        column->text_bytes += kind ? value.length : 0;
+        Text *value = &column->texts[row * column->step];
+        if (value->at == NULL || *value->at == 'n') {
+            value->at = NULL;
+            column->nulls++;
+        } else {
+            column->kinds |= kind_of(*value);
+            column->text_bytes += value->length;
+        }
     }
 }
 
@@ -2319,7 +2331,7 @@ fill_column(Column *column, size_t rows, char *data, int32_t *offsets, char *val
     char *to = data;
     for (size_t row = 0; row < rows; row++) {
         Text value = column->texts[row * column->step];
-        if (kind_of(value)) {
+        if (value.at != NULL) {
             char bit = (char)(1 << row % 8);
             if (column->nulls) {
                 valid[row / 8] |= bit;
@@ -2380,16 +2392,16 @@ columns(PyObject *module, PyObject *args)
     }
     int is_usual = 1, has_memory = 1;
     Py_BEGIN_ALLOW_THREADS
-    for (Bytes at = base; at < end; at = (Bytes)memchr(at, '\n', (size_t)(end - at)) + 1) {
+    for (Bytes at = base; at < end; at = line_stop(at, end)) {
         rows++;
     }
     has_memory = (texts = calloc(rows * asked.count, sizeof(Text))) != NULL;
     Known known;
-    Text *next = texts;
-    for (Bytes at = base, newline; has_memory && is_usual && at < end; at = newline + 1, next += asked.count) {
+    size_t row = 0;
+    for (Bytes at = base, next; has_memory && is_usual && at < end; at = next, row++) {
         Text id;
-        newline = memchr(at, '\n', (size_t)(end - at));
-        is_usual = read_set_fields(at, newline, &asked, &known, &id, NULL, next);
+        next = line_stop(at, end);
+        is_usual = row < rows && read_set_fields(at, next - 1, &asked, &known, &id, NULL, &texts[row * asked.count]);
     }
     for (size_t index = 0; has_memory && is_usual && index < asked.count; index++) {
         found[index].texts = texts + index;
@@ -2478,7 +2490,7 @@ split(PyObject *module, PyObject *args)
             break;
         }
         id_bytes += line->id.length;
-        at = line->stop = (Bytes)memchr(line->id.at, '\n', (size_t)(end - line->id.at)) + 1;
+        at = line->stop = line_stop(line->id.at, end);
     }
     Py_END_ALLOW_THREADS
     if (found == NULL) {

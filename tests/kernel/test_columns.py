@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import threading
 import tracemalloc
 from typing import Any
 
@@ -126,6 +128,31 @@ def test_wrong_arguments(arguments: tuple[Any, ...]) -> None:
         _kernel.columns(*arguments)
     with pytest.raises(TypeError):
         _kernel.split(*arguments[1:])
+
+
+def test_a_file_that_is_overwritten_meanwhile() -> None:
+    """What is read then may be wrong, and the process goes on."""
+    long = line_of(b'{"a":"%b"}' % (b"x" * 3000)) * 2000
+    short = line_of(b'{"a":""}')
+    shorts = short * (len(long) // len(short))
+    ended = threading.Event()
+
+    def overwrite() -> None:
+        while not ended.is_set():
+            mapped[: len(shorts)] = shorts
+            mapped[:] = long
+
+    with mmap.mmap(-1, len(long)) as mapped:
+        mapped[:] = long
+        thread = threading.Thread(target=overwrite)
+        thread.start()
+        try:
+            for _ in range(100):
+                _kernel.columns(mapped, ("a", "b"))
+                _kernel.split(mapped)
+        finally:
+            ended.set()
+            thread.join()
 
 
 def test_no_memory_is_kept() -> None:
