@@ -18,7 +18,7 @@ from opslog.tables.reading import RECORD_COLUMNS, Values, fields_of, record_colu
 from opslog.tables.structure import JSON, Structure, column_names, holds
 
 # The names of fields are first learned from this many documents at the beginning and at the end.
-_SAMPLE = 1_000
+_SAMPLE = 5_000
 NOTE = b"opslog.note"
 _MIXED = "JSON text: its values have different types"
 
