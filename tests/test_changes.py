@@ -24,6 +24,7 @@ from opslog.log.reader import Cursor
 from opslog.replica.feed import Feed
 from opslog.replica.state import State
 from opslog.replica.token import SavedCursor, Token
+from opslog.store import replica_of
 from tests.support import bucket
 from tests.support.consuming import Consumer
 
@@ -332,6 +333,25 @@ def test_a_snapshot_that_is_collected_before_it_is_held_is_loaded_again(
             changes = reader.changes()
             assert {change.id: change.document for change in changes} == dict(reader.items()) == dict(a.items())
         assert Token.parse(changes.token).manifest > missed[0]
+
+
+def test_a_state_that_another_thread_tears_after_the_refresh_is_loaded_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opslog.open(url, agent="a") as store:
+        store["x"] = {}
+        replica = replica_of(store)
+        real = replica.refresh
+        torn: list[bool] = []
+
+        def refresh() -> None:
+            real()
+            if not torn:
+                torn.append(True)
+                replica.invalidate()
+
+        monkeypatch.setattr(replica, "refresh", refresh)
+        assert [change.id for change in store.changes()] == ["x"]
 
 
 def test_a_reset_shows_the_store_as_it_was_whenever_it_is_iterated(url: str) -> None:

@@ -485,8 +485,9 @@ class Replica(Following, Generic[T]):
             # If each append is a segment, the log ends where the next segment will begin.
             last = self.log.session.last_segment
             own = {self.log.agent: EVERYTHING if self.backend.segments_grow else (last + 1, 0)}
-        newest, ends = self.read(lambda state: (state.passed, state.ends | own))
-        return feed.changes(self._store_id(), since, newest, ends, limit)
+        # Not `read`: if another thread has torn the state since the refresh, this one cannot load it here.
+        now = self.change(lambda state: None if state.is_torn else (state.passed, state.ends | own))
+        return None if now is None else feed.changes(self._store_id(), since, *now, limit)
 
     def _store_id(self) -> str:
         if not self._id:
