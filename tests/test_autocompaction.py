@@ -220,6 +220,19 @@ def test_on_object_storages_what_can_be_undone_makes_no_compactions(
     assert 1 <= len(ran) <= 4
 
 
+def test_a_limit_that_was_set_for_a_long_tail_ends_with_that_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here another process has compacted the tail."""
+    url = f"bucket://autocompaction-{next(_numbers)}"
+    monkeypatch.setattr(autocompaction, "COMPACT_AFTER_COST", 400 * SEGMENT_COST)
+    with opslog.open(url, agent="a", compact_after=None) as a:
+        fill(a, 200)
+        with opslog.open(url, agent="b") as b:
+            a.compact()
+            b.refresh()
+            fill(b, 101)
+            until(lambda: compacted(url) >= 200 - 32 + 100 - 32)
+
+
 def test_it_counts_what_others_write_and_what_was_there(url: str, ran: list[str]) -> None:
     with opslog.open(url, agent="a", compact_after=None) as a, opslog.open(url, agent="b", compact_after=150) as b:
         fill(a, 149)

@@ -104,6 +104,8 @@ class AutoCompaction:
         if self._after is not None:
             self._due_at = max(self._due_at, newest.commits + self._after)
             self.tail_cost = list_logs(self._backend, newest, at_cut(newest)).log_cost
+            # The limit may have been set when the tail was longer.
+            self._due_at_cost = min(self._due_at_cost, self.tail_cost + self._growth)
 
     @property
     def is_far_behind(self) -> bool:
