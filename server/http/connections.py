@@ -375,6 +375,11 @@ class Connection(asyncio.Protocol):
         self._held, self._at = b"", 0
         exchange = self.exchange
         if exchange is not None and not exchange.complete:
+            if exchange.more_body and len(self._unanswered) > 1:
+                # It was parsed too early and has not begun. The client would take an answer for that of the request
+                # before it, which is the last one to be answered.
+                self._unanswered.pop()
+                self.exchange = exchange = self._unanswered[-1]
             if not exchange.more_body:  # the request itself is in order; what follows it is not
                 exchange.keep_alive = False
                 return

@@ -331,6 +331,31 @@ def test_nonsense_behind_a_request_does_not_take_its_answer_away() -> None:
     scenario(run)
 
 
+@pytest.mark.parametrize(
+    "second",
+    [
+        POST + b"zz\r\n",
+        POST + b"1;" + b"x" * 3000,
+        POST + b"0\r\na: " + b"b" * 3000,
+    ],
+    ids=["broken frame", "extension", "trailers"],
+)
+@pytest.mark.parametrize("chunk", [1, 2**20])
+def test_a_broken_body_behind_a_request_does_not_take_its_answer_away(second: bytes, chunk: int) -> None:
+    async def run(world: World) -> None:
+        side = world.open()
+        given = POST + b"1\r\nx\r\n0\r\n\r\n" + second
+        for start in range(0, len(given), chunk):
+            side.give(given[start : start + chunk])
+        await settled(lambda: side.wire.ended)
+        side.give(b"more")
+        await settled(lambda: not world.state.tasks)
+        assert side.statuses[0] == 204
+        assert world.application.streams.stream("a").tail == 1
+
+    scenario(run)
+
+
 @pytest.mark.parametrize("rest", [b"zz\r\n", b"1\r\nxy"])
 def test_a_body_with_a_broken_frame_is_not_appended(rest: bytes) -> None:
     async def run(world: World) -> None:
