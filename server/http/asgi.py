@@ -143,11 +143,13 @@ class App:
     async def _answer_or_refuse(self, method: str, scope: Scope, receive: Receive, send: Send) -> int:
         try:
             return await self._answer(method, scope, receive, send)
+        # Without its traceback: the frames there refer to the body, and to futures and lists that hold the error. Such
+        # a cycle would keep the body in memory until Python's collector finds it, beyond any budget.
         except Refused as refused:
-            return await refuse(send, refused, head=method == "HEAD")
+            return await refuse(send, refused.with_traceback(None), head=method == "HEAD")
         except OpslogError as error:
             _log.error("a request failed", extra={"method": method, "path": scope["path"], "error": str(error)})
-            return await refuse(send, _failure(error), head=method == "HEAD")
+            return await refuse(send, _failure(error.with_traceback(None)), head=method == "HEAD")
 
     async def _refuse(self, scope: Scope, send: Send, refused: Refused) -> int:
         if self._rest.answers(scope["path"]):

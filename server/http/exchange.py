@@ -213,6 +213,9 @@ class Exchange:
         self._write(body)
         if not more:
             self.complete = True
+            # An idle connection keeps its last exchange, and would keep the body, which no budget counts any more.
+            self.unread = b""
+            self.scope.pop(WHOLE_BODY, None)
             self._notify()
             if not self.keep_alive:
                 self._wire.end()

@@ -179,7 +179,7 @@ def _json_record(data: bytes) -> tuple[bytes, Refused | None]:
     try:
         return json_mode.record(data), None
     except Refused as refused:
-        return b"", refused
+        return b"", refused.with_traceback(None)  # the request keeps it, and the traceback would keep the body
 
 
 def _fork(given: Fields, source: Callable[[str], str]) -> ForkOf | None:

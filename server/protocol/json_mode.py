@@ -30,7 +30,9 @@ def record(body: bytes) -> bytes:
             return bytes(_message.decode(text)) + b","
         return b"".join([b"%b," % message for message in _messages.decode(text)])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, f"the body is not valid JSON: {error}") from None
+        problem = str(error)
+    # Out here, so that it has no context, which would keep the body in memory as long as the error.
+    raise Refused(400, f"the body is not valid JSON: {problem}")
 
 
 def array(records: Sequence[bytes]) -> bytes:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import pytest
+
 from opslog.doors.access import Receive, Scope, Send
+from opslog.server.http.exchange import WHOLE_BODY
+from opslog.server.protocol.creation import Create
 from tests.server.test_connections import ROOT, TEXT, World, request, scenario, settled
 
 
@@ -41,6 +45,59 @@ def test_requests_leave_no_garbage_in_cycles() -> None:
             assert gc.collect() < 100
         finally:
             gc.enable()
+
+    scenario(run)
+
+
+@pytest.mark.parametrize(
+    ("one", "status"),
+    [
+        (request(b"POST", ROOT + b"a", b"Content-Type: image/png", body=b"x"), 409),
+        (request(b"POST", ROOT + b"j", b"Content-Type: application/json", body=b'["x"'), 400),
+        (request(b"POST", ROOT + b"a", b"Content-Type: application/json", body=b'["x"'), 409),
+        (request(b"PUT", ROOT + b"a", b"Content-Type: application/json", body=b'["x"'), 409),
+        (request(b"PUT", ROOT + b"b", b"Content-Type: application/json", body=b'["x"'), 400),
+        (request(b"POST", ROOT + b"none", TEXT, body=b"x"), 404),
+    ],
+)
+def test_refused_requests_leave_no_garbage_in_cycles(one: bytes, status: int) -> None:
+    """It would have the bodies, of which the collector does not know how large they are."""
+
+    async def run(world: World) -> None:
+        await world.application.streams.create(Create("j", content_type="application/json"))
+        side = world.open()
+
+        async def ask(count: int) -> None:
+            for _ in range(count):
+                before = side.wire.writes
+                side.give(one)
+                await settled(lambda before=before: side.wire.writes > before)  # type: ignore[misc]
+                await asyncio.sleep(0)
+
+        await ask(3)
+        gc.collect()
+        gc.disable()
+        try:
+            await ask(100)
+            assert gc.collect() < 100
+        finally:
+            gc.enable()
+        assert set(side.statuses) == {status}
+
+    scenario(run)
+
+
+def test_an_idle_connection_does_not_keep_the_last_body() -> None:
+    async def run(world: World) -> None:
+        side = world.open()
+        for one in (request(b"POST", ROOT + b"none", TEXT, body=b"x" * 1000), request(b"POST", body=b"x" * 1000)):
+            before = side.wire.writes
+            side.give(one)
+            await settled(lambda before=before: side.wire.writes > before)  # type: ignore[misc]
+            exchange = side.connection.exchange
+            assert exchange is not None
+            assert not exchange.unread
+            assert WHOLE_BODY not in exchange.scope
 
     scenario(run)
 

@@ -110,10 +110,11 @@ class Rest:
             if path == STORAGE:
                 return await self._call_storage(name, scope, receive, send)
             return await self._send(scope, send, await self._call(name, path, scope, receive), head=head)
+        # Without their tracebacks, as the application does it: their frames refer to the body.
         except PreconditionError as error:
-            document, headers = problems.document_of(error.error, 412, self._namer(scope))
+            document, headers = problems.document_of(error.error.with_traceback(None), 412, self._namer(scope))
         except OpslogError as error:
-            document, headers = problems.document_of(error, None, self._namer(scope))
+            document, headers = problems.document_of(error.with_traceback(None), None, self._namer(scope))
             if document.status >= 500:
                 extra = {"method": scope["method"], "path": scope["path"], "error": str(error)}
                 _log.error("a request failed", extra=extra)
