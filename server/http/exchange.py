@@ -23,6 +23,8 @@ GONE = "opslog.gone"
 
 # A larger part of a body is not copied in order to be written together with what is before it.
 _COPIED_BYTES = 64 * 1024
+# A body with one of these means nothing (RFC 9110, section 9.3). It is dropped: a live read would keep it in memory.
+_NO_BODY = frozenset({"GET", "HEAD"})
 _CONTROLS = bytes([*range(0x20), 0x7F])
 _NO_CONTROLS = bytes(byte for byte in range(256) if byte not in _CONTROLS or byte == 0x09)
 _log = logging.getLogger("uvicorn.error")
@@ -100,6 +102,8 @@ class Exchange:
     # What the connection calls
 
     def on_body(self, data: bytes) -> None:
+        if self.scope["method"] in _NO_BODY:
+            return
         if not self.unread:
             self.unread = data
         else:

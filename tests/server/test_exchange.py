@@ -102,6 +102,23 @@ def test_an_idle_connection_does_not_keep_the_last_body() -> None:
     scenario(run)
 
 
+def test_a_live_read_does_not_keep_a_body() -> None:
+    async def run(world: World) -> None:
+        for path in (ROOT + b"a?offset=now&live=sse", ROOT + b"a?offset=now&live=long-poll"):
+            side = world.open()
+            side.give(request(b"GET", path, body=b"x" * 1000))
+            await settled(lambda: world.application.streams.followers.count > 0)
+            exchange = side.connection.exchange
+            assert exchange is not None
+            assert not exchange.complete
+            assert not exchange.unread
+            assert not exchange.scope[WHOLE_BODY]
+            side.lose()
+            await settled(lambda: not world.state.tasks)
+
+    scenario(run)
+
+
 def test_a_header_cannot_begin_another_line() -> None:
     """Some hold what a client sent."""
 
