@@ -137,7 +137,6 @@ class Connection(asyncio.Protocol):
         self._scope = {
             "type": "http",
             "asgi": ASGI,
-            "http_version": "1.1",
             "server": get_local_addr(transport),
             "client": get_remote_addr(transport),
             "scheme": "https" if is_ssl(transport) else "http",
@@ -210,6 +209,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
+        version = parser.get_http_version()
         self._part, self._framing, self._last = _BODY, 0, b""
         self._left, expects_continue = 0, False
         for name, value in headers:  # the parser has refused contradictory ones
@@ -218,8 +218,8 @@ class Connection(asyncio.Protocol):
             elif name == b"transfer-encoding":
                 self._left = None
             elif name == b"expect":
-                expects_continue = value.lower() == b"100-continue"
-        keep_alive = parser.should_keep_alive() and parser.get_http_version() != "1.0"
+                expects_continue = version != "1.0" and value.lower() == b"100-continue"
+        keep_alive = parser.should_keep_alive() and version != "1.0"
         if parser.should_upgrade():
             if self._left != 0:
                 # The parser would leave the body to the other protocol, and then read requests out of it.
@@ -229,6 +229,7 @@ class Connection(asyncio.Protocol):
         path = url.path.decode("ascii")
         scope = {
             **self._scope,
+            "http_version": version,
             "method": parser.get_method().decode("ascii"),
             "path": unquote(path) if "%" in path else path,
             "raw_path": url.path,

@@ -67,6 +67,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_chunked",
         "_continue",
         "_event",
         "_gone",
@@ -97,7 +98,8 @@ class Exchange:
         self._event: asyncio.Event | None = None
         self._taken = False
         self._head = b""  # of the response, not written yet
-        self._left: int | None = 0  # bytes of the response that are to come; None: it is chunked
+        self._chunked = False
+        self._left: int | None = 0  # bytes of the response that are to come; None: as many as there will be
 
     # What the connection calls
 
@@ -195,7 +197,10 @@ class Exchange:
             self._left = int(length)
         else:
             self._left = None
-            headers.append((b"transfer-encoding", b"chunked"))
+            # HTTP/1.0 has no chunks: there, the response ends where the connection ends.
+            self._chunked = self.scope["http_version"] != "1.0"
+            if self._chunked:
+                headers.append((b"transfer-encoding", b"chunked"))
         head = b"\r\n".join([*map(b": ".join, headers), b"\r\n"])
         # Headers may hold what a client sent: no control character of it must end a line.
         if head.translate(None, _NO_CONTROLS) != b"\r\n" * (len(headers) + 1):
@@ -205,12 +210,12 @@ class Exchange:
     def _send_body(self, body: bytes, *, more: bool) -> None:
         if self.scope["method"] == "HEAD":
             body = b""
-        if self._left is None:
+        if self._chunked:
             if body:
                 body = b"%x\r\n%b\r\n" % (len(body), body)
             if not more:
                 body += b"0\r\n\r\n"
-        else:
+        elif self._left is not None:
             self._left -= len(body)
             if self._left < 0 or (self._left and not more):
                 raise RuntimeError("a response is not as long as its Content-Length says")

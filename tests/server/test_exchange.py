@@ -119,6 +119,28 @@ def test_a_live_read_does_not_keep_a_body() -> None:
     scenario(run)
 
 
+def test_a_client_of_http_1_0_gets_no_chunks_and_no_100() -> None:
+    async def run(world: World) -> None:
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+            await send({"type": "http.response.body", "body": b"b"})
+
+        side = world.open()
+        side.connection._application = application
+        given = request(b"POST", ROOT + b"a", b"Expect: 100-continue", b"Connection: keep-alive", body=b"x")
+        side.give(given.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        await settled(lambda: not world.state.tasks)
+        head, _, body = side.wire.written.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"transfer-encoding" not in head
+        assert body == b"ab"
+        assert side.wire.closed
+
+    scenario(run)
+
+
 def test_a_header_cannot_begin_another_line() -> None:
     """Some hold what a client sent."""
 
