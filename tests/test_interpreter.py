@@ -1,7 +1,8 @@
-"""Threads switch more often while a compaction works, and while a server serves."""
+"""Settings of the interpreter hold for as long as they are needed, and are restored."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 
 import opslog
 from opslog.concurrency import interpreter
-from opslog.concurrency.interpreter import short_switch_interval
+from opslog.concurrency.interpreter import rare_collection, short_switch_interval
 
 USUAL = 0.004
 
@@ -60,3 +61,20 @@ def test_a_compaction_does_that() -> None:
     assert seen
     assert max(seen) < USUAL / 2
     assert sys.getswitchinterval() == pytest.approx(USUAL, rel=0.02)
+
+
+def test_a_server_collects_rarely_and_restores_what_the_program_had() -> None:
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    try:
+        with rare_collection():
+            assert gc.get_threshold()[0] > before[0]
+            assert gc.get_freeze_count() > frozen
+        assert gc.get_threshold() == before
+        assert bool(gc.get_freeze_count()) == bool(frozen)
+        gc.freeze()
+        with rare_collection():
+            pass
+        assert gc.get_freeze_count() > frozen, "the program's own objects stay frozen"
+    finally:
+        if not frozen:
+            gc.unfreeze()

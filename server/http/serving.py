@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from opslog.concurrency.interpreter import collect_rarely, short_switch_interval
+from opslog.concurrency.interpreter import rare_collection, short_switch_interval
 from opslog.doors.access import unread
 from opslog.environment import REAL
 from opslog.errors import UsageError
@@ -85,9 +85,8 @@ def serve(application: App, address: Address, *, faults: bool = False) -> None:
         ssl_keyfile=address.key,
     )
     listening = _listen(address)
-    collect_rarely()
     # One thread commits and another one answers: without this, Python's usual 5 ms would be most of a commit.
-    with short_switch_interval():
+    with rare_collection(), short_switch_interval():
         _Server(config, application).run(sockets=[listening])
 
 

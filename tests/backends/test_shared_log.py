@@ -400,7 +400,7 @@ def test_a_lock_that_cannot_be_taken_again_ends_the_append(backend: FsBackend, m
         append(backend, number)
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", failing(errno.ENOLCK))
-        with pytest.raises(WriteFailedError, match="does this filesystem support flock"):
+        with pytest.raises(WriteFailedError, match="a filesystem that supports flock"):
             append(backend, 2)
     append(backend, 3)
     assert log(backend) == line(0) + line(1) + line(3)

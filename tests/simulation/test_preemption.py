@@ -74,7 +74,7 @@ def test_functions_have_their_own_code_afterwards() -> None:
     simulation = Simulation(0)
     with preempting(simulation, 5):
         assert Counter.count.__code__ is not own
-        assert Counter.count.__code__.co_consts[0] == "A docstring stays one."
+        assert Counter.count.__code__.co_consts[0] == "A docstring stays a docstring."
         Counter().count()  # outside of all simulated threads nothing happens
     assert Counter.count.__code__ is own
     with preempting(simulation, 0):
