@@ -16,6 +16,7 @@ from opslog.backends.memory import MemoryBackend
 from opslog.compaction import automatic as autocompaction
 from opslog.compaction import compact as compaction
 from opslog.log.reader import SEGMENT_COST
+from opslog.log.survey import at_cut, list_logs
 from opslog.replica import state
 from opslog.snapshot import runs
 from opslog.snapshot.manifests import ManifestStore
@@ -231,6 +232,19 @@ def test_a_limit_that_was_set_for_a_long_tail_ends_with_that_tail(monkeypatch: p
             b.refresh()
             fill(b, 101)
             until(lambda: compacted(url) >= 200 - 32 + 100 - 32)
+
+
+def test_what_a_refresh_reads_behind_a_new_manifest_counts_once() -> None:
+    url = f"bucket://autocompaction-{next(_numbers)}"
+    with opslog.open(url, agent="a", compact_after=None) as a, opslog.open(url, agent="b") as b:
+        fill(a, 50)
+        b.refresh()
+        a.compact()
+        fill(a, 100)
+        b.refresh()
+        newest = ManifestStore(open_backend(url)).newest()
+        tail = list_logs(open_backend(url), newest, at_cut(newest))
+        assert replica_of(b).compaction.tail_cost == tail.log_cost
 
 
 def test_it_counts_what_others_write_and_what_was_there(url: str, ran: list[str]) -> None:

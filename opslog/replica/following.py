@@ -180,7 +180,6 @@ class Following(Memory):
         else:
             newest, listed = self.loader.manifests.newest_with_logs(Seen(state.cursors))
             self.freshness.note(newest, at)
-            self.compaction.note_manifest(newest)
         found: Survey | None = None
         progress = state.progress(self.agent)
         decision = refresh_decision(progress, newest)
@@ -198,6 +197,9 @@ class Following(Memory):
             return
         state.listed = found.listed
         self.freshness.read_at = at
+        if not by_known:
+            # Last, because it counts the whole tail, also what was just read.
+            self.compaction.note_manifest(newest)
 
     def _read_on(self, logs: Segments) -> bool:
         """Take in what these logs have behind the cursors; False where loading again is the only way on."""
