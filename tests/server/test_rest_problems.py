@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from opslog.doors import problems as doors
 from opslog.doors.access import Receive, Scope, Send, named
 from opslog.doors.operations import Operations
 from opslog.server.http.rest import problems
+from opslog.server.http.rest.routes import Call
 from opslog.server.http.rest.serving import ROOT
 from opslog.server.streams import Streams
 from tests.server.test_rest import Rest, problem
@@ -48,6 +50,20 @@ def test_a_condition_that_cannot_be_read_says_where(rest: Rest) -> None:
 )
 def test_a_body_that_cannot_be_read_says_where(rest: Rest, method: str, path: str, body: bytes, says: str) -> None:
     assert says in problem(rest.ask(method, path, body), 400, "invalid")["detail"]
+
+
+def test_a_refused_write_is_not_kept_in_memory(rest: Rest) -> None:
+    """A cycle would keep it until the collector runs, which does not know how large it is."""
+    rest.ask("PUT", "/documents/a", {"n": 1})
+    op = {"op": "set", "id": "a", "data": {}, "if_stamp": "9@z"}
+    gc.collect()
+    gc.disable()
+    try:
+        problem(rest.ask("PUT", "/documents/a", {"n": 2}, If_Match='"9@z"'), 412, "conflict")
+        problem(rest.ask("POST", "/transact", {"ops": [op]}), 409, "conflict")
+        assert not [one for one in gc.get_objects() if isinstance(one, Call)]
+    finally:
+        gc.enable()
 
 
 def test_no_problem_says_where_the_store_is(rest: Rest, tmp_path: Path) -> None:
