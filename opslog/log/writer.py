@@ -61,7 +61,6 @@ class Pending(msgspec.Struct, eq=False):
     """A commit on its way into the log.
 
     :ivar read_at: when the data that it rests on was read.
-    :ivar guards: the value of `Memory.guards` when none of its documents was guarded; None: that does not matter.
     :ivar applied: whether it is in memory.
     :ivar done: whether its outcome is known.
     :ivar error: the error that it ended with, if any.
@@ -71,7 +70,6 @@ class Pending(msgspec.Struct, eq=False):
     commit: Commit
     line: bytes
     read_at: float
-    guards: int | None = None
     applied: bool = False
     done: bool = False
     error: OpslogError | None = None
@@ -425,7 +423,7 @@ class LogWriter:
         if self._queue and not self._queue[-1].applied:
             self._apply_last()
         read_at = self.session.freshness.read_at
-        pending = Pending(commit, self.session.stamp(commit), read_at, guards)
+        pending = Pending(commit, self.session.stamp(commit), read_at)
         # Compared after the stamp: an earlier change is counted by now, and a later one gets a greater clock.
         if guards is not None and guards != self._memory.guards:
             raise SealedError("transactions came in meanwhile, and one may have written what this commit writes")
