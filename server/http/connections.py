@@ -137,6 +137,7 @@ class Connection(asyncio.Protocol):
         self._scope = {
             "type": "http",
             "asgi": ASGI,
+            "http_version": "1.1",
             "server": get_local_addr(transport),
             "client": get_remote_addr(transport),
             "scheme": "https" if is_ssl(transport) else "http",
@@ -209,7 +210,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
-        version = parser.get_http_version()
+        is_old = parser.get_http_version() == "1.0"
         self._part, self._framing, self._last = _BODY, 0, b""
         self._left, expects_continue = 0, False
         for name, value in headers:  # the parser has refused contradictory ones
@@ -218,8 +219,8 @@ class Connection(asyncio.Protocol):
             elif name == b"transfer-encoding":
                 self._left = None
             elif name == b"expect":
-                expects_continue = version != "1.0" and value.lower() == b"100-continue"
-        keep_alive = parser.should_keep_alive() and version != "1.0"
+                expects_continue = not is_old and value.lower() == b"100-continue"
+        keep_alive = parser.should_keep_alive() and not is_old
         if parser.should_upgrade():
             if self._left != 0:
                 # The parser would leave the body to the other protocol, and then read requests out of it.
@@ -229,13 +230,14 @@ class Connection(asyncio.Protocol):
         path = url.path.decode("ascii")
         scope = {
             **self._scope,
-            "http_version": version,
             "method": parser.get_method().decode("ascii"),
             "path": unquote(path) if "%" in path else path,
             "raw_path": url.path,
             "query_string": url.query or b"",
             "headers": headers,
         }
+        if is_old:
+            scope["http_version"] = "1.0"
         self.exchange = Exchange(scope, self, keep_alive=keep_alive, expects_continue=expects_continue)
         self._unanswered.append(self.exchange)
         if len(self._unanswered) == 1:
