@@ -1,20 +1,24 @@
-"""Deciding transactions: those of all threads and tasks of a process, one after the other, in groups.
+"""Deciding transactions: a process decides those of all its threads and tasks one after the other, in groups.
 
-Callers queue what they want to decide. The first of them to come takes all that is queued as a group: it refreshes,
-decides each on what is there and on what those before it in the group have changed, and appends what they write with
-one append, if the shared log still ends where it was read (`opslog.log.shared`). If another process was faster, it
-reads on: who has read nothing that has changed keeps what was decided, and gets another stamp; all others are decided
-again. Functions of users run while no lock is held that another process needs; who decides again has a place in a
-queue (`opslog.replica.queueing`), for which nobody waits long.
+Callers queue their transactions. One caller leads: it takes everything that is queued as a group, and refreshes. It
+decides each transaction on the state that it read and on the writes of those before it in the group. Then it appends
+what the group writes with one append, which succeeds only if the shared log still ends where it was read
+(`opslog.log.shared`).
 
-What holds, whatever ends a call:
+If another process appended first, the leader reads the new commits. A transaction that has read nothing that changed
+keeps its outcome and gets another stamp; all others are decided again. Users' functions run while the process holds no
+lock that another process needs. A process that decides again takes a place in a queue (`opslog.replica.queueing`), for
+which nobody waits long.
 
-1. A transaction is decided on everything that was acknowledged before it was queued: its group was closed before the
-   group's refresh began.
-2. What a group rests on is durable before its lines are appended.
-3. Nobody hears an outcome, not even a refusal, before what it rests on is durable, the lines of the group included.
-4. A transaction that was interrupted before its append has not happened. During it the outcome is unknown, and nothing
-   is tried again.
+These guarantees hold, whatever ends a call:
+
+1. A transaction sees everything that was acknowledged before it was queued: its group was complete before the group's
+   refresh began.
+2. Everything that a group's decisions depend on is durable before the group's lines are appended.
+3. No caller gets an outcome, not even a refusal, before everything that it depends on is durable, the group's lines
+   included.
+4. A transaction that was interrupted before its append has not happened. If it was interrupted during the append, its
+   outcome is unknown, and nothing is tried again.
 """
 
 from __future__ import annotations
@@ -64,7 +68,7 @@ class Replica(Protocol[T]):
     # The thread that calls a user's function.
     deciding: int | None
 
-    # Whether what this store wrote may be in memory and not in its log yet.
+    # Whether commits of this store may be in memory and not yet in its log.
     is_buffered: bool
 
     @property
@@ -86,16 +90,16 @@ class Replica(Protocol[T]):
 
 
 class _Again(Exception):
-    """Decide again: what was read is not there any more, or others come first."""
+    """Decide again: what was read is gone, or other processes come first."""
 
 
 class Sight(Generic[T]):
-    """What one transaction reads: a view, under what those before it in its group write.
+    """The documents that one transaction reads: a view, overlaid with the writes of those before it in its group.
 
-    :ivar agents: of whose commits something was read.
-    :ivar undos: per agent the clock of the newest undo in its log without which something else would have been read.
+    :ivar agents: the agents whose commits were read.
+    :ivar undos: per agent the clock of the newest undo in its log that affected what was read.
     :ivar missing: the part of the snapshot that was replaced and collected before it was read.
-    :ivar is_early: whether it asked for a stamp that those before it in its group will get by their append.
+    :ivar is_early: whether it needs a stamp that a transaction before it in its group gets only by the append.
     """
 
     def __init__(self, replica: Replica[T], view: View, overlay: dict[str, Record]) -> None:
@@ -129,7 +133,8 @@ class Sight(Generic[T]):
             raise self._gone(error) from error
 
     def asking(self, overlay: dict[str, Record]) -> tuple[Questions[T], Frozen]:
-        # An index does not say whose commits made all the others not match: those of any log may have.
+        # A document may not match because of a commit in any log, and an index does not say in which. So this depends
+        # on all logs.
         self._note_undos(self._replica.read_frozen(self.view.undone))
         self.agents |= self._replica.read_frozen(lambda: set(self.view.state.cursors))
         if self._replica.agent is not None:
@@ -137,7 +142,7 @@ class Sight(Generic[T]):
         return self._replica.questions, self._replica.questions.at(self.view, self.overlay | overlay)
 
     def rest_on(self, other: Sight[T]) -> None:
-        """What was decided on another view is right on this one, too."""
+        """Note that a decision made on another view also holds on this one, so it depends on the same commits."""
         self.agents |= other.agents
         self._note_undos(other.undos.items())
 
@@ -159,13 +164,13 @@ class Sight(Generic[T]):
         self.is_early = self.is_early or isinstance(self.overlay.get(id), Set)
 
     def _gone(self, error: MissingFileError) -> RetryError:
-        """What to raise, once it is noted that this is missing."""
+        """Note that this file is missing, and return the error to raise."""
         self.missing = error
         return RetryError(f"{error.path} was replaced and collected before it was read: begin again")
 
 
 class Waiting(Generic[T, R]):
-    """A transaction that is to be decided.
+    """A transaction that waits for its decision.
 
     :ivar done: whether its outcome is known: `result`, or `error`.
     """
@@ -183,11 +188,11 @@ class Waiting(Generic[T, R]):
 
     @property
     def commit(self) -> Commit | None:
-        """What it writes."""
+        """The commit that it writes; None if it writes none."""
         return None if self.error is not None or self.transaction is None else self.transaction.commit
 
     def end(self, error: BaseException | None = None) -> None:
-        """The outcome is known."""
+        """Note the outcome, and wake the caller."""
         if self.done:
             return
         if self.transaction is not None:
@@ -199,11 +204,11 @@ class Waiting(Generic[T, R]):
         self.notify()
 
     def forget(self) -> None:
-        """Decide it anew, as if it had not been decided yet."""
+        """Make it undecided again."""
         self.transaction = self.sight = self.result = self.error = None
 
     def outcome(self) -> R:
-        """What the caller gets."""
+        """The result for the caller; raises the error instead, if there is one."""
         if self.error is not None:
             raise self.error
         return self.result  # type: ignore[return-value]  # None is a result, too
@@ -218,25 +223,25 @@ class Deciding(Generic[T]):
         self._alone = Section()
         self._queueing = Queueing(replica.backend, replica.environment)
         self._queue: deque[Waiting[T, Any]] = deque()
-        # What is under way, and whether its append is.
+        # The group under way, and whether its append is under way.
         self._group: list[Waiting[T, Any]] = []
         self._is_appending = False
-        # Those whose outcome rests on that append, and whether it has happened.
+        # The transactions whose outcome depends on that append, and whether it has happened.
         self._decided: list[Waiting[T, Any]] = []
         self._has_happened = False
-        # What they read.
+        # The views that they read.
         self._views: list[View] = []
-        # As they were appended last.
+        # The lines of the last append.
         self._lines: list[bytes] = []
-        # Up to which clock the logs are known to be durable.
+        # Per agent, the clock up to which its log is known to be durable.
         self._durable: dict[str, int] = {}
 
     def run(self, decide: Callable[[Transaction[T]], R], attempts: int | None = None) -> R:
-        """What `decide` returns, once what it wrote is in the shared log and durable. It may be called more than once,
-        in any thread, and has no effects but on the transaction that it is given.
+        """Return what `decide` returns, once its writes are durable in the shared log. `decide` may be called more than
+        once, in any thread. It must have no effects except on the transaction that it is given.
 
         :param attempts: how often it is called at most; None: until nothing that it has read has changed.
-        :raises ConflictError: it was called so often.
+        :raises ConflictError: it was called that often, and what it had read changed each time.
         :raises CommitUnknownError: it may have happened.
         """
         waiting = self.submit(decide, attempts)
@@ -254,29 +259,29 @@ class Deciding(Generic[T]):
         return waiting.outcome()
 
     def begin(self) -> Transaction[T]:
-        """A transaction that the caller makes in its own time, and ends by `commit` or `leave`."""
+        """A transaction that the caller fills at its own pace, and ends with `commit` or `leave`."""
         self._flush()
         self._replica.refresh()
         return Transaction(self._replica.schema, self._sight(self._replica.freeze(), {}), self._replica.backend.url)
 
     def commit(self, made: Transaction[T]) -> None:
-        """Write what a transaction wrote, if all that it has read is still the same; errors as of `run`.
+        """Commit the writes of a transaction, if nothing that it has read has changed; errors as of `run`.
 
-        :raises ConflictError: it is not.
+        :raises ConflictError: something has.
         """
         self.run(partial(self.repeat, made))
 
     def leave(self, made: Transaction[T]) -> None:
-        """Nobody uses this transaction any more."""
+        """End a transaction that nobody uses any more, without committing it."""
         made.end()
         self._release(cast(Sight[T], made.source).view)
 
     def _release(self, view: View) -> None:
-        """Exclusively of whoever changes the state, and keeps what it was for the views of it."""
+        """Release a view, but not while another thread changes the state and records old values in its views."""
         self._replica.read_frozen(view.release)
 
     def repeat(self, made: Transaction[T], transaction: Transaction[T]) -> None:
-        """What `commit` decides."""
+        """The decision that `commit` runs: write again what `made` wrote, if nothing that it read has changed."""
         old, now = cast(Sight[T], made.source), cast(Sight[T], transaction.source)
         transaction.rest_on(made.reads)
         now.rest_on(old)
@@ -294,7 +299,7 @@ class Deciding(Generic[T]):
         attempts: int | None = None,
         notify: Callable[[], None] = lambda: None,
     ) -> Waiting[T, R]:
-        """Queue a transaction; somebody has to call `decide_all`.
+        """Queue a transaction. Some thread then has to call `decide_all`.
 
         :raises ClosedError: the store is closed.
         :raises UsageError: called by a signal handler that interrupted another call of this store.
@@ -307,24 +312,24 @@ class Deciding(Generic[T]):
         return waiting
 
     def check_entry(self) -> None:
-        """:raises UsageError: the calling thread decides, or refreshes, for which whoever decides may be waiting; a
-        signal's handler interrupted it, and now calls.
+        """:raises UsageError: a signal handler makes this call, and has interrupted its own thread, which was deciding
+        or refreshing. The thread that decides may be waiting for that refresh.
         """
         self._replica.check_not_refreshing()
         if self._alone.holder == threading.get_ident():
             raise reentered()
 
     def cancel(self, waiting: Waiting[T, Any]) -> None:
-        """Forget what is still queued; what is being decided goes on."""
+        """Remove a transaction from the queue; one that is being decided goes on."""
         with suppress(ValueError):
             self._queue.remove(waiting)
 
     def decide_all(self) -> None:
-        """Decide everything that is queued."""
+        """Decide all queued transactions."""
         self._alone.run(self._decide_queued)
 
     def close(self) -> None:
-        """Let what is being decided end; nothing else that is queued will be decided any more."""
+        """Wait for the group under way; the other queued transactions end with ClosedError."""
         self._alone.run(self._abandon)
 
     def _abandon(self) -> None:
@@ -332,7 +337,7 @@ class Deciding(Generic[T]):
             self._queue.popleft().end(ClosedError("this store was closed meanwhile, and nothing was written"))
 
     def _wake_next(self) -> None:
-        """Who came meanwhile sleeps, and finds nobody deciding."""
+        """Wake a caller that came meanwhile: it sleeps, and no other thread decides for it."""
         with suppress(IndexError):
             wake(self._queue[0])
 
@@ -372,10 +377,10 @@ class Deciding(Generic[T]):
             self._replica.flush()
 
     def _interrupt(self, group: list[Waiting[T, Any]], leader: Waiting[T, Any] | None, error: BaseException) -> None:
-        """The thread that leads was interrupted. Others of the group go on without it, unless it leads for all of them:
-        then nobody else would see the error."""
+        """The leading thread was interrupted. The other transactions of the group are queued again. But if it leads for
+        no transaction of its own, all of them get the error, which nobody would see otherwise."""
         if self._has_happened:
-            self._replica.invalidate()  # or what is durable may not be in memory
+            self._replica.invalidate()  # otherwise, durable commits might be missing in memory
             for waiting in self._decided:
                 waiting.end()
         for waiting in reversed(group):
@@ -390,10 +395,10 @@ class Deciding(Generic[T]):
                 self._queue.appendleft(waiting)
 
     def _attempt(self, group: list[Waiting[T, Any]]) -> None:
-        """Decide a group on what is there now, and append what it writes. Some of it may remain to be decided."""
+        """Decide a group on the current state, and append what it writes. Some of it may remain to be decided."""
         self._is_appending = self._has_happened = False
         self._replica.read_logs()
-        self._replica.check_own_log()  # which no refresh reads
+        self._replica.check_own_log()  # no refresh reads it
         view = self._replica.freeze()
         self._views.append(view)
         try:
@@ -406,7 +411,7 @@ class Deciding(Generic[T]):
                 transaction = waiting.transaction
                 if decided and sight.is_early:
                     waiting.forget()
-                    break  # what it asks for is known after the append of those before it
+                    break  # the stamp that it needs is known only after the append of those before it
                 decided.append(waiting)
                 if transaction is not None and waiting.error is None:
                     overlay.update(transaction.written)
@@ -419,7 +424,7 @@ class Deciding(Generic[T]):
                 for waiting in decided:
                     waiting.end()
         finally:
-            # Together: what was read in one view is compared with what is in another one.
+            # Here, after all of them: a transaction that is decided again compares its old view with the new one.
             in_use = [waiting.sight.view for waiting in group if waiting.sight is not None]
             for view in [view for view in self._views if view not in in_use]:
                 self._release(view)
@@ -452,8 +457,8 @@ class Deciding(Generic[T]):
             waiting.result = waiting.decide(transaction)
             _ = transaction.commit
         except BaseException as error:
-            # It is the outcome, and raised where that is awaited. In the main thread it may have come by a signal, and
-            # is not the function's.
+            # The error is the outcome, and is raised where the outcome is awaited. In the main thread, however, it may
+            # come from a signal handler and not from the function.
             if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
                 raise
             waiting.error = error
@@ -464,8 +469,8 @@ class Deciding(Generic[T]):
             raise _Again
 
     def _make_durable(self, group: list[Waiting[T, Any]], view: View, *, appends: bool) -> None:
-        """What was read is durable before anything rests on it. (The append sees to the shared log itself.) What others
-        have written to an object storage is so when it is there."""
+        """Make durable what was read, before anything depends on it. (The append does so for the shared log.) On an
+        object storage, everything that can be read is durable."""
         sights = [waiting.sight for waiting in group if waiting.sight is not None]
         agents = {agent for sight in sights for agent in sight.agents}
         agents |= {
@@ -487,7 +492,8 @@ class Deciding(Generic[T]):
         self._durable |= known
 
     def _append(self, group: list[Waiting[T, Any]], commits: list[Commit | None], view: View) -> bool:
-        """Append what a group writes; False where some of it remains to be decided."""
+        """Append what a group writes. Returns whether it is appended; if not, some of the group may remain to be
+        decided."""
         writers = [waiting for waiting, commit in zip(group, commits, strict=True) if commit is not None]
         written = [commit for commit in commits if commit is not None]
         try:
@@ -495,22 +501,22 @@ class Deciding(Generic[T]):
         except WriteFailedError as error:
             in_log = self._partly(error.durable)
             if in_log:
-                self._replica.invalidate()  # they are read from there
+                self._replica.invalidate()  # loading again reads them from the log
             for waiting in writers[:in_log]:
                 waiting.end()
             for waiting in writers:
                 own = copy(error)
-                own.durable = 0  # of the group, of which this is no part
+                own.durable = 0  # the error counts bytes of the group, and this transaction is not among them
                 waiting.end(own)
         except CommitUnknownError as error:
             happened = False
-            with suppress(OpslogError):  # nobody can say
+            with suppress(OpslogError):  # then it stays unknown
                 happened = not self._replica.backend.segments_grow and self._is_there(written[0])
             for waiting in writers:
                 waiting.end(None if happened else copy(error))
         except OpslogError as error:
             if self._has_happened:
-                self._replica.invalidate()  # they are read from the log
+                self._replica.invalidate()  # loading again reads them from the log
             for waiting in writers:
                 waiting.end(None if self._has_happened else copy(error))
         self._is_appending = False
@@ -526,7 +532,7 @@ class Deciding(Generic[T]):
                 lines.append(self._log.stamp(commit, before, view.state.shared_ts, key=key))
                 waiting.transaction.note_stamp(commit.stamp)
             except OpslogError as error:
-                waiting.error = error  # its alone: too long a line
+                waiting.error = error  # of this transaction alone: its line is too long
                 return False
             before = commit
         data = b"".join(lines)
@@ -544,7 +550,7 @@ class Deciding(Generic[T]):
         return end is not None
 
     def _partly(self, durable: int) -> int:
-        """How many commits are in the log of those that were appended last, given how many bytes of them are."""
+        """How many commits of the last append are in the log, given how many of its bytes are."""
         count = 0
         for line in self._lines:
             durable -= len(line)
@@ -552,8 +558,8 @@ class Deciding(Generic[T]):
         return count
 
     def _is_there(self, commit: Commit) -> bool:
-        """Whether the log, or the snapshot, has a commit whose append ended without saying so. False where that cannot
-        be seen."""
+        """Whether the log or the snapshot has a commit whose append ended without an answer. False also where that
+        cannot be found out."""
         self._replica.refresh()
         view = self._replica.freeze()
         try:
@@ -567,7 +573,8 @@ class Deciding(Generic[T]):
 
 
 def _changed(waiting: Waiting[T, Any], old: Sight[T], now: Sight[T]) -> str | None:
-    """A document for which a transaction has to be decided again; None: there is none. Empty: nobody knows which."""
+    """The document whose change makes it necessary to decide a transaction again. None: there is none. Empty: there is
+    one, but it is unknown which."""
     assert waiting.transaction is not None
     if isinstance(waiting.commit, Undo) or waiting.transaction.is_searching:
         return ""
@@ -575,8 +582,8 @@ def _changed(waiting: Waiting[T, Any], old: Sight[T], now: Sight[T]) -> str | No
 
 
 def first_difference(reads: Reads, old: Sight[T], now: Sight[T]) -> str | None:
-    """The first document that makes a difference to what was read, between two moments; None: none does. Empty: nobody
-    knows which."""
+    """The first document whose change between two moments affects what was read. None: there is none. Empty: there may
+    be one, but it is unknown which."""
     fault = reads.fault(lambda id: live(now.record(id)))
     if fault is not None or not reads.queries:
         return fault
