@@ -1,6 +1,7 @@
-"""How what others write comes into an open store, and how it is loaded anew where reading on is not enough.
+"""Following other writers: how an open store takes in their commits, and loads again where reading on is not enough.
 
-`opslog.replica.state` reads, `opslog.replica.news` keeps what was not handed out; here is decided when and how.
+This module decides when and how. `opslog.replica.state` holds the commits, and `opslog.replica.news` keeps those that
+nobody has asked for yet.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# How old the manifest may be by which a transaction reads the logs. What a compaction has made superfluous in memory
-# stays there for so much longer.
+# A transaction reads the logs by a manifest that may be this old. So commits that a compaction has moved into the
+# snapshot may stay in memory this much longer.
 _MANIFEST_SECONDS = 1.0
 
 
 class Following(Memory):
     """The part of an open store that follows what others write. Safe to use from many threads.
 
-    :param read_at: when reading what the state rests on began, by the monotonic clock.
+    :param read_at: when reading the files of the state began, by the monotonic clock.
     :param agent: whose log is written here; None: nobody's.
-    :param author: in whose name transactions are written here; None: in nobody's, since nothing is written.
-    :param included: which commits belong to the point in the past that this is a view of; None: it is of the present.
+    :param author: in whose name transactions are written here; None: nothing is written.
+    :param included: for a view of a point in the past, which commits belong to it; None: the store shows the present.
     :ivar clock: has observed everything that is in memory.
-    :ivar news: what others wrote and nobody has asked for yet.
-    :ivar freshness: how recent all this is.
+    :ivar news: commits of others that nobody has asked for yet.
+    :ivar freshness: how recent the state is.
     :ivar log: the writer of the agent's log, None where nothing is written.
     :ivar compaction: the automatic one.
     :ivar is_closed: whether somebody has begun to close the store.
@@ -88,8 +89,8 @@ class Following(Memory):
         """:raises ClosedError: the store is closed, or belongs to the parent of this process."""
 
     def refresh(self) -> None:
-        """Take in what other agents wrote, and keep those commits as news. Costs what is new. A point in the past does
-        not move.
+        """Take in what other agents wrote, and keep those commits as news. The cost depends only on how much is new. A
+        view of the past does not change.
 
         :raises ClosedError: as of `check_open`.
         :raises UsageError: called by a signal handler that came while its own thread was refreshing.
@@ -99,25 +100,26 @@ class Following(Memory):
             self._one_at_a_time(self._read_new)
 
     def read_logs(self) -> None:
-        """Take in what other agents wrote, as `refresh`, for a transaction. Where names are held by locks, it goes by
-        the manifest that was read last, unless that was longer than `_MANIFEST_SECONDS` ago: that saves a listing.
-        Errors as of `refresh`.
+        """Take in what other agents wrote, as `refresh` does, for a transaction. Where locks hold the names of agents,
+        this saves a listing: it uses the manifest that was read last, unless that was longer than `_MANIFEST_SECONDS`
+        ago. Errors as of `refresh`.
 
-        No commit is missed. All commits are in logs first, and a segment stays there until a manifest that does not
-        need it has been the newest for the grace period. This one was the newest less than half of that ago, which is
-        checked after the logs were listed. So every segment that it does not have compacted was there to be listed.
+        No commit is missed. Every commit is in a log first, and its segment stays there until a manifest that does not
+        need the segment has been the newest for the grace period. The manifest used here was the newest less than half
+        a grace period ago, which is checked after the logs were listed. So every segment that it has not compacted was
+        there to be listed.
         """
         self.check_open()
         if self.included is None:
             self._one_at_a_time(partial(self._read_new, by_known=self.backend.segments_grow))
 
     def refresh_if_stale(self) -> None:
-        """To be called before a commit is stamped, or it might bring back what was deleted long ago."""
+        """Call it before a commit is stamped; otherwise, the commit might bring back what was deleted long ago."""
         if self.freshness.is_stale:
             self.refresh()
 
     def next_news(self) -> Commit | None:
-        """The next commit of another agent that was not handed out, None if there is none.
+        """The next commit of another agent that this method has not returned yet; None if there is none.
 
         :raises HistoryGoneError: commits were collected before they could be read here.
         """
@@ -131,7 +133,7 @@ class Following(Memory):
         return commit
 
     def check_may_wait(self) -> None:
-        """To be called before anything that waits for other threads, which may wait for this one in turn.
+        """Call it before anything that waits for other threads: those may be waiting for this one.
 
         :raises UsageError: called by the handler of a signal that came while its own thread was in the state, or in the
             log.
@@ -141,7 +143,7 @@ class Following(Memory):
             self.log.check_entry()
 
     def check_not_refreshing(self) -> None:
-        """To be called before anything that waits for threads that may have to refresh.
+        """Call it before anything that waits for threads that may have to refresh.
 
         :raises UsageError: called by the handler of a signal that came while its own thread was refreshing.
         """
@@ -152,12 +154,13 @@ class Following(Memory):
             )
 
     def _one_at_a_time(self, work: Callable[[], None]) -> None:
-        """Do what moves the state on with what others wrote. Errors as of `check_not_refreshing`."""
+        """Do work that takes in what others wrote, one thread at a time. Errors as of `check_not_refreshing`."""
         self.check_may_wait()
         self.check_not_refreshing()
         me = threading.get_ident()
         try:
-            self._refreshing.add(me)  # before it has the lock, for which others would wait as long as for a handler
+            # Before it has the lock: a handler that comes right after it is taken has to find this thread in here.
+            self._refreshing.add(me)
             with self._refresh_lock:
                 work()
         finally:
@@ -166,10 +169,10 @@ class Following(Memory):
     def _read_new(self, *, by_known: bool = False) -> None:
         """Take what is new into the state and the news.
 
-        :param by_known: whether the manifest that was read last will do, if it is recent.
+        :param by_known: whether the manifest that was read last may be used, if it is recent.
 
-        Whatever ends this early, the next call goes on where this one was: the cursors move with the commits, and
-        the time of this read counts when everything is in.
+        If anything ends this early, the next call goes on from there: the cursors move together with the commits, and
+        the time of this read counts only when everything is in.
         """
         self._catch_up()
         at = self.environment.monotonic()
@@ -198,32 +201,36 @@ class Following(Memory):
         state.listed = found.listed
         self.freshness.read_at = at
         if not by_known:
-            # Last, because it counts the whole tail, also what was just read.
+            # Last, because it counts the whole tail, including the commits that were just read.
             self.compaction.note_manifest(newest)
 
     def _read_on(self, logs: Segments) -> bool:
-        """Take in what these logs have behind the cursors; False where loading again is the only way on."""
+        """Take in the commits of these logs after the cursors; False if the state has to be loaded again."""
         cursors = self.state.cursors
         cost = cost_after(logs, cursors)
-        # Where names are held by locks, nobody uses a number again.
+        # Where locks hold the names of agents, nobody uses the number of a segment twice.
         check = None if self.backend.segments_grow else self.freshness.check_recent
         try:
             for commits, cursor in read_on(self.backend, cursors, logs, check):
                 self._take(commits, cursor, self._of_others(commits))
         except MissingFileError:
             return False
-        if self.state.is_torn:  # by a write of another thread, so that it has not taken in what came since
+        if self.state.is_torn:  # by a write of another thread; since then it has taken in nothing
             return False
         self.compaction.tail_cost += cost
         return True
 
     def _take(self, commits: Sequence[Commit], cursor: Cursor, news: Sequence[Commit]) -> None:
-        """The next commits of a log that is not this agent's come into the state, and some of them into the news; the
-        cursor is where they end."""
+        """Take the next commits of another agent's log, or of the shared log, into the state, and some of them into the
+        news.
+
+        :param cursor: where they end.
+        """
 
         def coming() -> Iterator[Commit]:
-            # Before the first one comes in, or a thread could read it, and answer with a smaller clock; and in here, so
-            # that an interrupt leaves the state torn: a plain write must not outrank what is not in memory.
+            # Before the first one comes in: otherwise, a thread could read it and answer it with a smaller clock. And
+            # in here, so that an interrupt leaves the state torn: a plain write must not outrank a commit that is not
+            # in memory.
             if commits:
                 if cursor.agent == TRANSACTIONS:
                     self.guards += 1
@@ -233,46 +240,50 @@ class Following(Memory):
         self.change(lambda state: state.apply(coming(), partial(self.news.add, news, cursor)))
 
     def _of_others(self, commits: Sequence[Commit]) -> Sequence[Commit]:
-        """Without this agent's transactions, which are no news to it."""
+        """These commits without this author's own transactions, which are no news here."""
         return [commit for commit in commits if not (commit.by and commit.by == self.author)]
 
     # -- transactions, which this store has in memory before the next refresh reads their log
 
     def freeze(self) -> View:
-        """What is there now, for as long as it takes to decide on it."""
+        """A view of the current state that does not change while a transaction is decided on it."""
         return self.read(State.freeze)
 
     def read_frozen(self, read: Callable[[], R]) -> R:
-        """What a view says."""
+        """The result of a function that reads a view, called while nobody changes the state."""
         with self._state_lock:
             return read()
 
     def between_refreshes(self, work: Callable[[], R]) -> R:
-        """What `work` returns, called while nobody takes in what others wrote. Reads nothing of the state."""
+        """The result of `work`, called while nobody takes in what others wrote. Reads nothing of the state."""
         results: list[R] = []
         self._one_at_a_time(lambda: results.append(work()))
         return results[0]
 
     def take_own(self, commits: Sequence[Commit], end: Cursor) -> None:
-        """These transactions were appended where the shared log ended, and now it ends here."""
-        self.guards += 1  # also where the state is torn, and does not take them in
+        """Take in transactions that this store has just appended to the shared log.
+
+        :param end: where the shared log ends now.
+        """
+        self.guards += 1  # also if the state is torn and does not take them in
         self._take(commits, end, ())
 
     def _reload(self) -> None:
-        """Load again, and read what that took in at once into the news."""
+        """Load again, and read the commits that the new state has and the old one had not into the news."""
         self._load_again()
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Read into the news what is in the state and not in them, because it was loaded at once."""
+        """Read into the news the commits that came into the state by loading, and so not through the news."""
         state = self.state
         if self.news.cursors is not state.cursors:
             missed, complete = read_between(self.backend, self.news.cursors, state, self.agent)
             self.news.catch_up(self._of_others(missed), complete, state.cursors)
 
     def forget_compacted(self) -> None:
-        """After a compaction: forget what is in the snapshot now, or a store that only writes would hold everything it
-        has ever written. A refresh under way is not waited for: whoever refreshes comes to that himself."""
+        """After a compaction: forget what is in the snapshot now. Otherwise, a store that only writes would hold
+        everything that it has ever written. It does not wait for a refresh that is under way, since that does the same.
+        """
         if not self._refreshing:
             self._one_at_a_time(self._forget_winners)
 
@@ -283,7 +294,7 @@ class Following(Memory):
                 self._load_again()
 
     def _load_again(self) -> None:
-        """Load beside ongoing writes; only what they add meanwhile is read while they wait."""
+        """Load while other threads write. They wait only while the commits that they wrote meanwhile are read."""
         at = self.environment.monotonic()
         old = self.state
         while True:
@@ -292,7 +303,7 @@ class Following(Memory):
                 self._go_on_with(state)
                 break
             except MissingFileError as error:
-                # Compacted and collected since it was loaded, as a newer manifest says.
+                # If there is a newer manifest, a compaction has collected it since the load, and loading again helps.
                 if self.loader.manifests.newest_number() == state.manifest.number:
                     raise self.loader.manifests.lost(state.manifest, error) from error
         self.freshness.note(state.manifest, at)
@@ -301,9 +312,9 @@ class Following(Memory):
         old.empty()
 
     def _go_on_with(self, state: State) -> None:
-        """Replace the state by one that was just loaded, and what was written here since.
+        """Replace the state by one that was just loaded, with the commits that were written here since.
 
-        :raises MissingFileError: some of that is not there any more.
+        :raises MissingFileError: some of those commits are not there any more.
         """
         log = self.log
         if log is None:
@@ -317,8 +328,8 @@ class Following(Memory):
 
         def swap(old: State) -> None:
             state.take_indexes(old)
-            self.decoded.clear()  # before: what an exception leaves of it belongs to the state that is there
-            # First the clock, as for what is read on; until the other state is there, this one counts as torn.
+            self.decoded.clear()  # before the swap: after an exception, the rest has to fit the state that is there
+            # First the clock, as in `_take`. Until the new state is in its place, the old one counts as torn.
             old.is_torn = True
             if state.has_transactions:
                 self.guards += 1
@@ -330,11 +341,11 @@ class Following(Memory):
             try:
                 log.session.resume(state.cursors[log.agent], state.manifest)
             except BaseException:
-                state.is_torn = True  # or nobody would know how much of the own log is in it
+                state.is_torn = True  # otherwise, nobody would know how much of the own log is in it
                 raise
 
     def _read_own(self, state: State, log: LogWriter) -> None:
-        """What was written here since the state was loaded.
+        """Read into a state what was written here since it was loaded.
 
         :raises MissingFileError: it is not there any more.
         """
