@@ -159,7 +159,8 @@ class Following(Memory):
         self.check_not_refreshing()
         me = threading.get_ident()
         try:
-            # Before it has the lock: a handler that comes right after it is taken has to find this thread in here.
+            # Before it has the lock. Other threads wait for the lock as long as a signal handler runs, so the handler
+            # has to find this thread in here.
             self._refreshing.add(me)
             with self._refresh_lock:
                 work()

@@ -1,6 +1,6 @@
 """The state of a store in memory: the snapshot, with the winners of the tail over it.
 
-A state starts from a manifest and takes in commits; it answers for every document as the merge of both says. It does no
+A state starts from a manifest and takes in commits. For every document it returns the winner of the two. It does no
 locking of its own.
 """
 
@@ -40,41 +40,42 @@ R = TypeVar("R")
 # A state with more winners of the tail than this is loaded again once some of them are in a snapshot.
 _WINNERS_MAX = 10_000
 
-# How many sets wait for the merge at most. More of them gain nothing, and who needs the merge waits for longer.
+# How many sets wait for the merge at most. More would gain nothing, and callers that need the merge would wait longer.
 _UNMERGED_MAX = 256
 
 
 class State:
-    """What one reader knows.
+    """The documents and log positions that one reader has read.
 
-    :ivar manifest: what it started from.
+    :ivar manifest: the manifest that it was loaded from.
     :ivar runs: the snapshot, newest first.
-    :ivar passed: the newest manifest that asked for no other load. Everything up to its cut was read.
-    :ivar winners: who wins among the commits of the tail, per document, tombstones included; the snapshot may know
-        better.
-    :ivar lines: winners of the tail as well, all of them sets: of documents that are not in `winners`. (What is in both
-        is outdated here.) None: there are none. Does not change.
-    :ivar cursors: per agent how far its log was read; `clock`.
-    :ivar commits: the greatest clock and the number of commits, compacted ones included.
-    :ivar tail_cost: what it takes to read the logs after the manifest's cut (`cost_after`), when it was loaded.
-    :ivar listed: the agents of whose logs something was there at the last listing. If nothing is there at the next one,
-        it was collected, or lost; of all others nothing needs to be there, so they cost a refresh nothing.
-    :ivar shared_ids: the documents of which a record from the shared log wins here, or would win without what outranks
-        it now. Made by the first call of `guards`; what comes in later is added, and nothing is taken out. None: nobody
-        knows yet.
+    :ivar passed: the newest manifest that did not make it necessary to load again. Everything up to its cut was read.
+    :ivar winners: per document the winner among the commits of the tail, tombstones included; the snapshot may have a
+        newer record.
+    :ivar lines: further winners of the tail, all of them sets. `winners` overrides them: a document that is in both is
+        outdated here. None: there are none. Does not change.
+    :ivar cursors: per agent how far its log was read.
+    :ivar clock: the greatest clock, compacted commits included.
+    :ivar commits: the number of commits, compacted ones included.
+    :ivar tail_cost: the cost of reading the logs after the manifest's cut (`cost_after`), when it was loaded.
+    :ivar listed: the agents whose logs had files at the last listing. If one has none at the next listing, they were
+        collected, or lost. All other logs need no files, so they cost a refresh nothing.
+    :ivar shared_ids: the documents that have a record from the shared log here, even if another record outranks it now.
+        Made by the first call of `guards`; later ones are added, and none is removed. None: not made yet.
     :ivar is_torn: whether an exception, such as one that a signal handler raised, ended `apply` half-way, or commits
-        that are here came into their log under other stamps. What is here is then the state of no moment: nobody may
-        read it, and it has to be loaded anew.
+        that are here came into their log under other stamps. The state is then not that of any moment: nobody may read
+        it, and it has to be loaded again.
 
-    Taking in commits never reads the snapshot: reading a document does, and may raise MissingFileError when another
-    compaction has replaced it and collected it meanwhile. The caller then loads again.
+    Taking in commits never reads the snapshot. Reading a document does, and may raise MissingFileError if another
+    compaction has replaced and collected the snapshot meanwhile. The caller then loads again.
     """
 
     def __init__(self, found: Survey, runs: list[StoredRun]) -> None:
         self.manifest = manifest = found.manifest
         self.runs = runs
         self._merge = Merge(manifest.settings.undo_window, settled_by=dict(manifest.settled_by))
-        # Plain sets, newest of all and in a row of one log, that are everywhere but in `_merge`.
+        # Plain sets that are in the state already, except in `_merge`: consecutive commits of one log, and newer than
+        # everything else.
         self._unmerged: list[Set] = []
         self.winners: dict[str, Record] = {}
         self.lines: Lines | None = None
@@ -87,15 +88,15 @@ class State:
         self.shared_ts = manifest.ts if TRANSACTIONS in manifest.cut else ""
         self.passed = manifest
         self._documents = manifest.documents
-        # Whether `_documents` counts a document; those that are not in here as the snapshot has them.
+        # Whether `_documents` counts a document; one that is not in here counts if the snapshot has it.
         self._counted: dict[str, bool] = {}
-        # Whether that was done for what was loaded; nobody may ever ask, so those ids are not gathered.
+        # Whether the winners that were loaded are counted. That waits until somebody asks for the number.
         self._counts_loaded = False
-        # What was written since.
+        # The documents that were written since.
         self._uncounted: set[str] = set()
         self.is_torn = False
         self.shared_ids: SharedIds | None = None
-        # The views that somebody reads, of this state as it was.
+        # The views of earlier moments of this state that somebody still reads.
         self._views: list[weakref.ref[View]] = []
         # None: nobody has asked a question yet.
         self.indexes: Indexes | None = None
@@ -103,10 +104,10 @@ class State:
         self._is_busy = False
 
     def apply(self, commits: Iterable[Commit], then: Callable[[], None] | None = None) -> None:
-        """Take in the next commits of their logs. Whatever exception ends this early leaves the state torn. A torn
-        state takes in nothing: all of it is in the logs, from which it is loaded anew.
+        """Take in the next commits of their logs. An exception that ends this early leaves the state torn. A torn state
+        takes in nothing: everything is in the logs, from which it is loaded again.
 
-        :param then: called when all of them are in, as a part of it.
+        :param then: called as the last step, when all commits are in; its exceptions leave the state torn, too.
         :raises UsageError: as of `check_idle`; nothing has changed.
         """
         if self._is_busy:
@@ -128,8 +129,9 @@ class State:
     def take(self, commit: Commit, before: dict[str, Record | None]) -> tuple[str, ...]:
         """Take in the next commit of its log.
 
-        :param before: gets what counted until now for each document that the commit touches, unless it is there.
-        :returns: these documents; of an undo those that it gives back.
+        :param before: gets the record that has counted so far for each document that the commit touches, unless it has
+            that document already.
+        :returns: these documents; for an undo, those that it gives back.
         """
         ids = tuple(record.id for record in self.merge.touched_by(commit))
         for id in ids:
@@ -140,7 +142,7 @@ class State:
 
     @property
     def ends(self) -> dict[str, tuple[int, int]]:
-        """Per agent where in its log this state ends."""
+        """Per agent the position in its log at which this state ends."""
         return {agent: cursor.position for agent, cursor in self.cursors.items()}
 
     def cursor(self, agent: str) -> Cursor:
@@ -148,8 +150,8 @@ class State:
         return msgspec.structs.replace(self.cursors.get(agent) or Cursor(agent))
 
     def check_idle(self) -> None:
-        """:raises UsageError: `apply`, or the counting of documents, is under way. As threads exclude each other, it is
-        the caller's own thread that is in it: this is called by the handler of a signal.
+        """:raises UsageError: `apply`, the counting of documents or a question is under way. Since threads exclude each
+        other, the caller is a signal handler that interrupted it in its own thread.
         """
         if self._is_busy:
             raise UsageError(
@@ -168,8 +170,8 @@ class State:
                 self.shared_ids.add(record.id for record in commit.records)
         indexes = self.indexes  # another thread, or a handler of a signal, may close the store
         if clock > before and type(commit) is Set and not (commit.by or self._views):
-            # For a set that is newer than everything before it, what follows comes to this; the merge takes in many at
-            # once.
+            # A short way for a set that is newer than everything before it, with the same result as the code below. The
+            # merge takes in many such sets at once.
             unmerged = self._unmerged
             if unmerged and (len(unmerged) == _UNMERGED_MAX or unmerged[0].agent != commit.agent):
                 self._merge_sets()
@@ -180,7 +182,8 @@ class State:
             unmerged.append(commit)
             return
         for record in self.merge.apply(commit):
-            # What is newer than everything before it wins; an undo takes away what is older.
+            # A record that is newer than everything before it wins. The records of an undo are older ones, which it
+            # takes away.
             winner = record if record.clock > before else self._merge.winner(record.id)
             if self._views:
                 self._keep(record.id)
@@ -194,7 +197,7 @@ class State:
 
     @property
     def merge(self) -> Merge:
-        """The merge of what was taken in; for whoever has the state for himself."""
+        """The merge of all commits that were taken in. Only for a caller that has the state to itself."""
         if self._unmerged:
             self._merge_sets()
         return self._merge
@@ -265,7 +268,7 @@ class State:
         self._documents += now - before
 
     def _count_lines(self, lines: Lines) -> int:
-        """How many more documents there are by what stands in `lines`, whatever `winners` say."""
+        """How many documents `lines` add to those of the snapshot, without regard to `winners`."""
         if not self.runs:
             return len(lines)
         return sum(isinstance(self.record_over(id, None), Set) - bool(self._stored_live(id)) for id in lines.ids())
@@ -274,7 +277,7 @@ class State:
         return self.lines is not None and id in self.lines
 
     def ask(self, query: Callable[[State], R]) -> R:
-        """What a query says that corrects the indexes.
+        """The result of a query, which may update the indexes.
 
         :raises UsageError: as of `check_idle`.
         """
@@ -286,8 +289,8 @@ class State:
             self._is_busy = False
 
     def take_indexes(self, before: State) -> None:
-        """Take over the indexes of the state that this one replaces. What differs between the two was written in one of
-        their tails, or is in a run that only one of them has. Where that is a large one, the indexes are dropped."""
+        """Take over the indexes of the state that this one replaces. Documents that differ are in a tail of one of the
+        two, or in a run that only one of them has. If such a run is read from storage, the indexes are dropped."""
         indexes, before.indexes = before.indexes, None
         if indexes is None:
             return
@@ -306,14 +309,14 @@ class State:
 
     @property
     def has_many_winners(self) -> bool:
-        """Whether so much is in memory that it pays to check whether some of it is in a snapshot by now."""
+        """Whether so many winners are in memory that it pays to check whether a snapshot has some of them by now."""
         return len(self.winners) + (0 if self.lines is None else len(self.lines)) > _WINNERS_MAX
 
     def empty(self) -> None:
-        """Let go of everything, when nobody uses this state any more. Record by record: to free a million of them at
-        once would hold up all threads for as long."""
+        """Free the records of a state that nobody uses any more, one by one: to free a million of them at once would
+        block all other threads for that time."""
         if any(held() is not None for held in self._views):
-            return  # somebody does, for the time of a transaction
+            return  # a transaction still uses it
         self.lines = self._merge.lines = None
         self._unmerged = []
         for held in (self.winners, self._merge.settled, self._counted):
@@ -323,9 +326,9 @@ class State:
             self._uncounted.pop()
 
     def progress(self, agent: str | None) -> Progress:
-        """What was read.
+        """What was read, as `refresh_decision` takes it.
 
-        :param agent: whose log is known anyway.
+        :param agent: whose log needs no reading, because it is written here.
         """
         runs = frozenset(run.run.name for run in self.runs if isinstance(run, BlockRun))
         return Progress(
@@ -339,10 +342,10 @@ class State:
         )
 
     def list_logs(self, backend: Backend, newest: Manifest, listed: Iterable[Entry] | None = None) -> Survey:
-        """The logs behind what was read, by a manifest that asks for no other load. From now on, until everything is
-        read, what is in this listing must be there.
+        """List the parts of the logs that were not read yet, by a manifest that does not make it necessary to load
+        again. From now on, until everything is read, the files in this listing must be there.
 
-        :param listed: the listing, where it was made together with that of the manifests.
+        :param listed: the listing, if it was made together with that of the manifests.
         """
         known: Iterable[str] = self.listed
         if newest.number != self.passed.number:
@@ -377,18 +380,18 @@ class State:
         return retained(live_records(self.below(), self.winners | overlay, frozenset(overlay)))
 
     def rows(self) -> Iterator[Row | SortedLines]:
-        """`records` as their lines; those of a long tail without a snapshot as they are in memory, not decoded."""
+        """`records` as their lines. In a store without a snapshot, `lines` are passed on as they are, not decoded."""
         if self.lines is None or self.runs:
             return map(Row.new, self.records())
         above = map(Row.new, sorted(self.winners.values(), key=attrgetter("id")))
         return (row for row in self.lines.over(above) if not isinstance(row, Row) or row.deleted is None)
 
     def below(self) -> Sequence[SortedRecords]:
-        """What the `winners` stand over. The runs must be held."""
+        """The sorted records that the `winners` override. The runs must be held."""
         return list(self.runs) if self.lines is None else [LinesOverRuns(self.lines, list(self.runs))]
 
     def freeze(self) -> View:
-        """This state as it is now, for as long as somebody has the view, or until `View.release`."""
+        """A view of this state as it is now. It is kept as long as somebody has it, or until `View.release`."""
         view = View(self)
         self._views = [*self._held_views(None), weakref.ref(view)]
         return view
@@ -398,19 +401,18 @@ class State:
         self._views = self._held_views(view)
 
     def _held_views(self, but: View | None) -> list[weakref.ref[View]]:
-        """Those of which anybody knows still. Weak: a block that is never left, and a call that is interrupted, would
-        keep all that changes from then on."""
+        """The other views that somebody still has. The references are weak: otherwise, a block that is never left, or a
+        call that was interrupted, would keep every later change in memory."""
         return [held for held in self._views if held() not in (None, but)]
 
     @property
     def has_transactions(self) -> bool:
-        """Whether a document may be guarded. A torn state does not know: a transaction may be in the log, and not in
-        here."""
+        """Whether any document may be guarded. True for a torn state: a transaction may be in the log alone."""
         return self.is_torn or TRANSACTIONS in self.cursors
 
     def guards(self, ids: Iterable[str]) -> bool:
-        """Whether one of these documents is guarded: whoever wrote it last did so by a transaction. Costs a lookup only
-        for one that a transaction has written, as far as the manifest says that."""
+        """Whether one of these documents is guarded: its last write was in a transaction. Costs a lookup only for those
+        that a transaction may have written, according to the manifest."""
         if not self.has_transactions:
             return False
         if self.shared_ids is None:
@@ -424,11 +426,12 @@ class State:
         return record is not None and record.agent == TRANSACTIONS
 
     def record(self, id: str) -> Record | None:
-        """What counts for a document, a tombstone too."""
+        """The record that counts for a document, which may be a tombstone; None: there is none."""
         return self.record_over(id, self.winners.get(id))
 
     def record_over(self, id: str, winner: Record | None) -> Record | None:
-        """What counts for a document: this winner of the tail, or what the snapshot says, whichever is newer.
+        """The record that counts for a document: this winner of the tail or the record of the snapshot, whichever is
+        newer.
 
         :param winner: of `winners`; None: there is none.
         """
@@ -443,7 +446,7 @@ class State:
         return winner
 
     def snapshot(self) -> Callable[[], Iterator[Set]]:
-        """All documents' records in order of id, as they are at this call, to be iterated at any time and many times.
+        """All documents' records in order of id, as they are at this call. They may be iterated later, and many times.
 
         :raises MissingFileError: the snapshot was replaced and collected.
         :raises RetryError: when iterated: likewise.
@@ -454,7 +457,7 @@ class State:
         return lambda: retained(live_records(below, winners))
 
     def layers(self) -> Layers:
-        """All documents, as they are at this call. Costs what was written since the oldest run.
+        """All documents, as they are at this call. The cost depends on how much was written since the oldest run.
 
         :raises MissingFileError: the snapshot was replaced and collected.
         """
@@ -482,12 +485,12 @@ class State:
 
 
 class View:
-    """A state as it was at one moment, wherever it moves on to. Made by `State.freeze`; like the state it does no
-    locking of its own. Costs what changes while it is there.
+    """A state as it was at one moment, while the state itself goes on. Made by `State.freeze`. Like the state it does
+    no locking of its own. Takes memory only for documents that change while it exists.
 
     :ivar state: the state.
-    :ivar end: where the shared log ended for it.
-    :ivar changed: per document that has changed since, who won in the tail before.
+    :ivar end: where the shared log ended at that moment.
+    :ivar changed: per document that has changed since, the winner that the tail had before; None: it had none.
     :ivar is_released: whether it was released, so that `changed` is not complete any more.
     """
 
@@ -503,12 +506,15 @@ class View:
         self.changed.setdefault(id, winner)
 
     def record(self, id: str) -> Record | None:
-        """What counted for a document, tombstones included."""
+        """The record that counted for a document, which may be a tombstone; None: there was none."""
         changed = self.changed
         return self.state.record_over(id, changed[id] if id in changed else self.state.winners.get(id))
 
     def undone(self, id: str | None = None) -> Iterable[tuple[str, int]]:
-        """The undos that a document rests on (None: that any does): in whose logs, and at which clocks."""
+        """The undos that took something away from a document: agents and clocks.
+
+        :param id: None: from any document.
+        """
         undone = self.state.merge.undone
         if id is not None:
             return undone.get(id, {}).items()
@@ -517,7 +523,7 @@ class View:
     def records(self, overlay: dict[str, Record], agents: set[str]) -> Iterator[Set]:
         """As `State.records`, but raises MissingFileError where that raises RetryError.
 
-        :param agents: gets those who deleted something that the snapshot may have.
+        :param agents: gets the agents that deleted documents which the snapshot may have.
         """
         winners = dict(self.state.winners)
         for id, winner in self.changed.items():
@@ -531,13 +537,13 @@ class View:
         return live_records(self.state.below(), winners | overlay, frozenset(overlay))
 
     def release(self) -> None:
-        """Nobody reads this any more. Idempotent."""
+        """Release this view, when nobody reads it any more. Idempotent."""
         self.is_released = True
         self.state.release(self)
 
 
 class Loader:
-    """Builds states from storage. Keeps loaded runs, which are immutable, so that loading again costs what is new.
+    """Builds states from storage. Keeps loaded runs, which are immutable, so loading again reads only what is new.
 
     :param progress: called with (bytes of logs read, bytes to read).
     """
@@ -561,7 +567,7 @@ class Loader:
         return survey(self.manifests, lambda found: self.load_from(found, included), choose=choose)
 
     def load_from(self, found: Survey, included: Callable[[Commit], bool] | None = None) -> State:
-        """The state of a survey, which is not accepted yet.
+        """The state of a survey that is not accepted yet.
 
         :raises MissingFileError: something was collected since.
         """

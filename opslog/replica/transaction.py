@@ -1,7 +1,7 @@
-"""One transaction while it is made: what it reads, as of one moment, and what it will write.
+"""One transaction while it is made: the documents it reads, as of one moment, and the records it will write.
 
-It remembers what it has read, because that decides whether it may be committed: the records of documents, by their
-stamps, and the documents that a query matched.
+It remembers what it has read, since that decides whether it may be committed: the records of documents, by their
+stamps, and the queries.
 """
 
 from __future__ import annotations
@@ -27,51 +27,52 @@ D = TypeVar("D")
 
 
 class Source(Protocol):
-    """What a transaction reads from: documents as they were at one moment, tombstones included."""
+    """The documents that a transaction reads, as they were at one moment, tombstones included."""
 
     def record(self, id: str) -> Record | None: ...
 
     def records(self, overlay: dict[str, Record]) -> Iterator[Set]: ...
 
     def asking(self, overlay: dict[str, Record]) -> tuple[Questions[Any], Frozen]:
-        """Whom to ask about these documents, and where; what is asked rests on all of them."""
+        """The object that answers queries about these documents, and the view that it answers them on. From now on, the
+        transaction depends on all of them."""
 
     def undoable(self, author: str) -> Commit | None: ...
 
     def note_stamp(self, id: str) -> None:
-        """The stamp of this document was asked for."""
+        """Note that the transaction has read the stamp of this document."""
 
     def shared_end(self) -> Cursor:
-        """Where the shared log ends, all of which what is decided rests on from now on."""
+        """Where the shared log ends. From now on, the transaction depends on all of that log."""
         ...
 
 
 class Reads(NamedTuple):
-    """What a transaction rests on.
+    """The documents and queries that the decision of a transaction depends on.
 
-    :ivar documents: per document what was read of it; None where there was none.
-    :ivar queries: which documents were looked for; a document that one of these matches, before or after, has changed
-        what the transaction saw.
+    :ivar documents: per document the record that was read; None where there was none.
+    :ivar queries: which documents were searched for. If one of these matches a document before or after a change, the
+        change affects what the transaction saw.
     """
 
     documents: dict[str, Set | None]
     queries: list[Callable[[Set], object]]
 
     def fault(self, now: Callable[[str], Set | None]) -> str | None:
-        """The first document that is not any more what it was; None: all of them are."""
+        """The first document that has changed since it was read; None: none has."""
         return next((id for id, read in self.documents.items() if not is_same(read, now(id))), None)
 
     def matches(self, record: Set | None) -> bool:
-        """Whether a query looked for a document with this record; also where it fails on it, and so has to be asked
+        """Whether a query matches this record. True also if a query fails on it: then the transaction has to be decided
         again."""
         try:
             return record is not None and any(query(record) for query in self.queries)
-        except Exception:  # noqa: BLE001  (the function that asks again raises it itself)
+        except Exception:  # noqa: BLE001  (the user's function raises it when it is called again)
             return True
 
 
 def is_same(read: Set | None, now: Set | None) -> bool:
-    """Whether a document was not written between two moments. What has no stamp yet is only the same as itself."""
+    """Whether a document was not written between two moments. A record without a stamp yet equals only itself."""
     if read is now:
         return True
     return read is not None and now is not None and read.clock > 0 and read.stamp == now.stamp
@@ -85,12 +86,13 @@ def live(record: Record | None) -> Set | None:
 class Transaction(MutableMapping[str, T], Generic[T]):
     """Documents as a transaction sees them, with its own writes. A mutable mapping, as a store is.
 
-    :param source: what it reads from.
+    :param source: the documents that it reads.
     :param where: names the store, for messages.
-    :ivar author: in whose name, where that is not the store's agent.
-    :ivar key: of the request that it is made for, for the line in the log.
-    :ivar is_searching: whether it was decided by what the shared log has, and so is decided again if that goes on.
-    :ivar stamp: that of what it wrote, once it is committed; None where it wrote nothing.
+    :ivar author: in whose name it writes, if that is not the store's agent.
+    :ivar key: the key of the request that it is made for; its line in the log has it.
+    :ivar is_searching: whether its decision depends on the lines of the shared log. It is then decided again if the log
+        has grown.
+    :ivar stamp: the stamp of its commit, once that is written; None if it wrote nothing.
     """
 
     def __init__(self, schema: Schema[T], source: Source, where: str) -> None:
@@ -110,7 +112,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
     # -- reading
 
     def record(self, id: str) -> Set | None:
-        """Who wrote a document last, and when, as of `Store.record`. What the transaction itself has written has no
+        """The record of a document, as `Store.record` returns it. One that the transaction itself has written has no
         stamp yet."""
         id = plain_id(id)
         if id not in self._written:
@@ -232,21 +234,21 @@ class Transaction(MutableMapping[str, T], Generic[T]):
 
     def clear(self) -> None:
         """Delete all documents."""
-        for id in list(iter(self)):  # not of `self`: that asks for the number first, and so reads all twice
+        for id in list(iter(self)):  # `list(self)` would ask for the length first, and so read everything twice
             self.delete(id)
 
     # -- for those who commit it
 
     def write(self, record: Record) -> None:
-        """Write a record, still without a stamp, whatever is there."""
+        """Write a record that has no stamp yet, whatever the document is now."""
         self._check()
         self._written[record.id] = record
 
     def undo(self, author: str) -> tuple[str, ...] | None:
-        """Take back an author's newest commit in the shared log that is in reach, if there is one: what the transaction
-        does instead of writing.
+        """Take back an author's newest commit in the shared log that is in reach, if there is one. The transaction then
+        writes nothing else.
 
-        :returns: the documents that it gives back.
+        :returns: the documents that it gives back; None: no commit is in reach.
         :raises ConflictError: one of its documents was written since.
         """
         commit = self._source.undoable(author)
@@ -261,7 +263,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         return tuple(record.id for record in commit.records)
 
     def rest_on(self, reads: Reads) -> None:
-        """Rest on what another one has read, too."""
+        """Read again what another transaction has read, so that this one depends on it, too."""
         for id in reads.documents:
             self._read(id)
         self._reads.queries.extend(reads.queries)
@@ -273,33 +275,33 @@ class Transaction(MutableMapping[str, T], Generic[T]):
 
     @property
     def source(self) -> Source:
-        """What it reads from."""
+        """The documents that it reads."""
         return self._source
 
     def repeat(self, made: Transaction[T]) -> None:
-        """Write what another one wrote, and let it know its stamp."""
+        """Write what another transaction wrote. That one gets the stamp, too."""
         self._repeated = made
         for record in made.written.values():
             self.write(record)
 
     def note_stamp(self, stamp: Stamp) -> None:
-        """What it wrote gets this stamp, if it is committed now."""
+        """Note the stamp that its commit has, if the append succeeds."""
         self.stamp = stamp
         if self._repeated is not None:
             self._repeated.stamp = stamp
 
     def search_log(self) -> Cursor:
-        """Where the shared log ends, for what is decided by the lines in it."""
+        """Where the shared log ends, for a decision that depends on the lines of that log."""
         self.is_searching = True
         return self._source.shared_end()
 
     def end(self) -> None:
-        """It is decided, or was given up."""
+        """End it, after its decision or without one. From now on, reads and writes raise UsageError."""
         self._has_ended = True
 
     @property
     def reads(self) -> Reads:
-        """What it rests on."""
+        """The documents and queries that it depends on."""
         return self._reads
 
     @property
@@ -309,7 +311,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
 
     @property
     def commit(self) -> Commit | None:
-        """What it commits, still without a stamp; None where it writes nothing."""
+        """Its commit, which has no stamp yet; None if it writes nothing."""
         if self._undo is not None:
             return msgspec.structs.replace(self._undo)
         records = [msgspec.structs.replace(record) for record in self._written.values()]
@@ -324,12 +326,12 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         return f"<opslog.Transaction of {self._where}>"
 
 
-# -- what the calls of a store decide
+# -- the decisions of a store's calls
 
 
 def check_stamp(record: Set | None, id: str, condition: Condition) -> None:
     """:raises ConflictError: the document was written since it had this stamp.
-    :raises UsageError: a text that is no stamp.
+    :raises UsageError: the condition is a text that is no stamp.
     """
     wanted = Stamp.parse(condition) if isinstance(condition, str) else condition
     if (None if record is None else record.stamp) != wanted:
@@ -372,7 +374,8 @@ def modify(id: str, function: Callable[[T | None], T | None], transaction: Trans
 
 
 def write(commit: Commit, transaction: Transaction[T]) -> None:
-    """Write what a plain commit writes, whatever is there, in the name of its agent, if it has one already."""
+    """Write the records of a plain commit, whatever the documents are now. The author is the commit's agent, if it has
+    one already."""
     transaction.author = commit.agent
     for record in commit.records:
         transaction.write(record)
@@ -389,9 +392,10 @@ def _op_of(record: Record) -> SetOp | DeleteOp:
 
 
 def conflict(id: str, now: Set | None, what: str) -> ConflictError:
-    """The error about a document that is not what the caller believes, with what is there now.
+    """The error about a document that is not what the caller believes.
 
-    :param id: empty: nobody knows which.
+    :param id: empty: it is unknown which document.
+    :param now: its record now, if there is one.
     """
     if now is not None:
         state = f"{now.author} wrote what is there now, with stamp {now.stamp}"
