@@ -1,11 +1,11 @@
 """Keys of requests: which request each retained line of the shared log was written for.
 
-A client that got no answer asks again with the same key. A line with a key is appended only at the end up to which the
-log was searched for that key. So a request is carried out at most once, by whichever process, and whatever ended the
-one before.
+A client that got no answer sends its request again with the same key. A line with a key is appended only if the log was
+searched for that key up to its very end. So a request is carried out at most once, whichever processes get it, and
+whatever ended the earlier attempt.
 
-That holds while the lines are there. Keys say when they were made (UUIDv7). One that is older than what was collected
-is refused: nobody can say whether that request was carried out.
+This holds as long as the lines are retained. A key has the time when it was made (UUIDv7). A key from before the oldest
+retained line is refused, since it is unknown whether that request was carried out.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from opslog.log.reader import Chunk, Cursor, Segment, list_log, log_source, unti
 from opslog.log.survey import Survey, survey_history
 from opslog.snapshot.manifests import ManifestStore
 
-# How many keys are kept, and with them those that must be.
+# How many keys are kept in any case; more only as long as their lines must be known.
 _KEYS = 10_000
-# Of how many commits it is remembered which documents they wrote, for undos: more than an undo window has.
+# For how many commits it remembers the documents that they wrote, for undos: more than an undo window has.
 _RECENT = 1000
 
 
 class Done(msgspec.Struct):
-    """What was written for a request.
+    """The commit that was written for a request.
 
-    :ivar request: which one it was, by its digest.
-    :ivar stamp: of the commit.
-    :ivar ts: when.
-    :ivar ids: the documents; of an undo those that it gave back, as far as that is known.
-    :ivar data: the document, of a single set.
-    :ivar target: the clock of what was taken back, of an undo.
+    :ivar request: the digest of the request.
+    :ivar stamp: the commit's stamp.
+    :ivar ts: the commit's time.
+    :ivar ids: the documents that it wrote; for an undo, those that it gave back, as far as they are known.
+    :ivar data: for a single set, the document.
+    :ivar target: for an undo, the clock of the commit that it took back.
     """
 
     request: str
@@ -62,12 +62,13 @@ _MARK = b'"key":'
 
 
 def key_text(key: str, request: str) -> str:
-    """What a line has as its key."""
+    """The text of a key in a line."""
     return f"{key}/{request}"
 
 
 class Keys:
-    """The keys of one store. All but `alone` is for whoever decides transactions: one thread at a time."""
+    """The keys of one store. Only the thread that decides transactions may call the methods; any thread may call
+    `alone`."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -75,15 +76,15 @@ class Keys:
         self._cursor: Cursor | None = None
         self._done: OrderedDict[tuple[str, str], Done] = OrderedDict()
         self._recent: dict[int, tuple[str, ...]] = {}
-        # Since when all lines are known, in seconds since 1970; 0: all there ever were.
+        # All lines after this time are known, in seconds since 1970; 0: all lines that there ever were.
         self._since = 0.0
         self._lock = threading.Lock()
         self._asking: dict[tuple[str, str], list[threading.Lock]] = {}
 
     @contextmanager
     def alone(self, author: str, key: str) -> Iterator[None]:
-        """Nobody else in this process asks with this key meanwhile: transactions that are decided together do not see
-        each other's lines."""
+        """A block in which no other thread of this process works on the same key. This is needed because transactions
+        that are decided together do not see each other's lines."""
         name = author, key
         with self._lock:
             asking = self._asking.setdefault(name, [])
@@ -99,25 +100,26 @@ class Keys:
                     del self._asking[name]
 
     def find(self, author: str, key: str, end: Cursor) -> Done | None:
-        """What was written for this key up to this end of the shared log, as far as it is retained.
+        """The commit that was written for this key up to this end of the shared log; None: there is none among the
+        retained ones.
 
         :raises RetryError: compactions collect the log faster than it can be read.
         """
         for _ in range(3):
             try:
                 self._read_on(end)
-            except MissingFileError:  # what was to be read next was collected meanwhile
+            except MissingFileError:  # the next segment was collected meanwhile
                 self._cursor = None
                 continue
             return self._done.get((author, key))
         raise RetryError("compactions collect the log faster than it is searched for keys: try again")
 
     def covers(self, time: float) -> bool:
-        """Whether all lines are known that were written at this time or later."""
+        """Whether all lines that were written at this time or later are known."""
         return time > self._since
 
     def forget_before(self, time: float) -> None:
-        """Keep keys that were written since then, and some more."""
+        """Forget keys that were written before this time, but for the newest ones."""
         while len(self._done) > _KEYS:
             written = parse_ts(next(iter(self._done.values())).ts)
             if written >= time:
@@ -134,7 +136,7 @@ class Keys:
             self._take(self._cursor, list_log(self._backend, TRANSACTIONS), end)
 
     def _load(self, oldest: Manifest, found: Survey, end: Cursor) -> None:
-        """Read all that is retained. What was collected had been read before the oldest manifest was made."""
+        """Read all retained lines. All lines that were collected had been read before the oldest manifest was made."""
         cursor = found.cursors.get(TRANSACTIONS) or Cursor(TRANSACTIONS)
         if cursor.segment > 1:
             self._since = parse_ts(oldest.folded or oldest.created)

@@ -1,13 +1,16 @@
 """Queueing of the processes whose transactions change the same documents.
 
-Without it the fastest process would win every race for the end of the shared log, and all others decide in vain: they
-would starve, and take the processor from it. Who has lost a race because something that it had read was changed takes
-its place in a queue before it decides again, and keeps it until its append.
+Without a queue, the fastest process would win every race for the end of the shared log. All others would decide in
+vain: they would starve, and take processor time from it. A process loses a race if another one has changed something
+that it had read. It then waits for its place in the queue before it decides again, and keeps the place until its
+append.
 
-Nothing rests on the place. Nobody waits for it longer than `WAIT_SECONDS`, so that a process which is stopped in it, or
-whose function takes long, holds nobody up for long; whoever goes on without a place may win a race, or lose one.
+The place is not needed for correctness. Nobody waits for it longer than `WAIT_SECONDS`. So a process that is paused
+while it has the place, or whose function takes long, does not delay others for long. A process that goes on without the
+place may win a race or lose one.
 
-Only where appends to a log go through locks, in a directory: on an object storage a lock costs more than a race.
+There is a queue only in a directory, where appends to a log go through locks. On an object storage a lock costs more
+than a race.
 """
 
 from __future__ import annotations
@@ -19,21 +22,21 @@ from opslog.backends import Backend
 from opslog.environment import Environment
 from opslog.errors import LockedError, OpslogError
 
-# Whose holder decides.
+# The process that holds this lock has the place.
 LOCK = "deciding"
 
 # Far longer than a transaction takes, unless its function waits for something.
 WAIT_SECONDS = 1.0
 
-# How often those who wait try again.
+# The pause of a waiting process between two attempts.
 _PAUSE_SECONDS = 0.005
 
-# Whoever has the place goes on for so long, since whoever follows has to wake up and to read first. Then it stays away
-# for longer than the others' pause: one of them comes next.
+# A process that has had the place may take it again and again for one turn, since the next process has to wake up and
+# read first. After its turn it stays away for longer than the others' pause, so that one of them comes next.
 _TURN_SECONDS = 0.03
 _AWAY_SECONDS = 0.006
 
-# So many transactions in a row queue up after the last one that met somebody.
+# After a transaction that met another process, this many transactions in a row queue up.
 _QUEUED = 32
 
 
@@ -50,14 +53,16 @@ class Queueing:
         self._turn_ends = self._left_at = 0.0
 
     def has_to_queue(self) -> bool:
-        """Somebody else has changed what was read here. Whether to leave `place`, and to decide in the next one."""
+        """Call it if another process has changed what was read here. Returns whether to leave `place`, and to decide in
+        the next one."""
         if self._is_queued or not self._backend.segments_grow:
             return False
         self._remaining = _QUEUED
         return True
 
     def place(self) -> AbstractContextManager[None]:
-        """A block that decides, and appends: in its turn where others are known to compete, and at once otherwise."""
+        """A block in which to decide and append. It waits for its turn if others are known to compete, and begins at
+        once otherwise."""
         if not self._remaining:
             return nullcontext()
         self._remaining -= 1
@@ -77,8 +82,8 @@ class Queueing:
                 except LockedError:
                     self._remaining = _QUEUED
                 except OpslogError:
-                    break  # whatever it is, the append has more to say about it
-                sleep(_PAUSE_SECONDS / (1 + 4 * waited))  # who has waited for long comes before others
+                    break  # the append will raise a better error
+                sleep(_PAUSE_SECONDS / (1 + 4 * waited))  # a process that has waited long tries more often
             if self._left_at >= self._turn_ends:
                 self._turn_ends = now() + _TURN_SECONDS
             try:

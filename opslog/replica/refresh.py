@@ -1,15 +1,16 @@
-"""What a refresh does: one decision, from what was read and what is there. Pure.
+"""Refreshing: the one decision what to read, from what was read before and what is on storage now. Pure.
 
-Reading on is what costs least. It is not possible, or no good any more, in these cases; the state is then loaded again
-from the newest manifest:
+Reading on costs least. In these cases it is impossible, or not worth it any more, and the state is loaded again from
+the newest manifest:
 
 - The state is torn: an exception ended a change of it half-way.
-- Commits were compacted that were not read here: what lies between may be collected already.
-- A run that is read from storage was replaced: its files are to be let go.
-- Much of the tail is in memory, and some of it may be compacted by now: it is time to forget it.
-- One's own log has more than was written here: a compaction sealed it, or another process has taken the name over.
+- A compaction has taken in commits that were not read here: their segments may be collected already.
+- A run that is read from storage was replaced: its files will be deleted.
+- Many winners of the tail are in memory, and some may be compacted by now: these can be forgotten.
+- This agent's own log has more than was written here: a compaction sealed it, or another process took the name over.
 
-A log that does not go on where it was read shows only when it is read (`MissingFileError`); the answer is the same.
+There is one more case: a log that does not go on where it was read. It shows only when the log is read
+(`MissingFileError`), and the state is then loaded again, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from opslog.log.survey import unread
 
 
 class Step(Enum):
-    """What to do next."""
+    """The next step of a refresh."""
 
     NOTHING = "everything was read"
     LIST_LOGS = "go by the newest manifest, list the logs, and decide again"
@@ -34,12 +35,12 @@ class Step(Enum):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What was read.
+    """How far a state has read.
 
     :ivar manifest: the number of the manifest that the state was loaded from.
-    :ivar passed: the number of the newest manifest that asked for no other load.
+    :ivar passed: the number of the newest manifest that did not make it necessary to load again.
     :ivar cursors: how far each log was read.
-    :ivar agent: whose log is known anyway, as it is written here; None: nobody's.
+    :ivar agent: whose log needs no reading, because it is written here; None: nobody's.
     :ivar runs: the names of the runs that are read from storage.
     :ivar has_many_winners: whether the state has so many winners of the tail in memory that it pays to load again.
     :ivar is_torn: see above.
@@ -55,9 +56,9 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class RefreshDecision(msgspec.Struct, frozen=True):
-    """What to do.
+    """The next step, and what it needs.
 
-    :ivar logs: what to read, with `READ_ON`.
+    :ivar logs: the segments to read, for `READ_ON`.
     """
 
     step: Step
@@ -67,12 +68,12 @@ class RefreshDecision(msgspec.Struct, frozen=True):
 def refresh_decision(
     read: Progress, newest: Manifest, listed: Segments | None = None, *, own_has_more: bool = False
 ) -> RefreshDecision:
-    """What a refresh does.
+    """Decide the next step of a refresh.
 
     :param newest: the newest manifest.
-    :param listed: the logs, listed after it, with an empty list for each of which something was there before; None: not
-        listed yet, which is not needed for every answer.
-    :param own_has_more: whether one's own log has more in this listing than is known here.
+    :param listed: the logs, listed after it. A log that had files before and has none now is in it with an empty list.
+        None: not listed yet; not every decision needs the listing.
+    :param own_has_more: whether this agent's own log has more in this listing than was written here.
     """
     if read.is_torn or own_has_more or _needs_reload(read, newest):
         return RefreshDecision(Step.RELOAD, {})
@@ -84,7 +85,7 @@ def refresh_decision(
 
 
 def _needs_reload(read: Progress, newest: Manifest) -> bool:
-    """Whether a manifest makes it necessary, or worth its cost, to load again."""
+    """Whether the newest manifest makes it necessary, or worth the cost, to load again."""
     if newest.number == read.manifest:
         return False
     if read.has_many_winners:

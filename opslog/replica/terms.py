@@ -1,7 +1,7 @@
-"""What callers say of a write that takes effect only in a certain case: on which condition, and how often it is tried;
-and the check of a function that chooses documents.
+"""Arguments of conditional writes: the condition, and the number of attempts; and the check of a predicate.
 
-Apart from `opslog.replica.transaction` and `opslog.replica.deciding`, which only those load who write so.
+They have a module of their own because only programs that write conditionally load `opslog.replica.transaction` and
+`opslog.replica.deciding`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ NO_CONDITION: Final = Never.GIVEN
 # The stamp that a document must have, or its text; None: there must be no document.
 Condition = Stamp | tuple[int, str] | str | None
 
-# How often a function is called, unless the caller says otherwise. Each time somebody else has got on.
+# How often a function is called, unless the caller says otherwise. After each failed attempt, another writer has
+# succeeded.
 ATTEMPTS = 100
 
 
 def check_attempts(attempts: int) -> int:
-    """:raises UsageError: no function can be called so often."""
+    """:raises UsageError: the number is below 1."""
     if attempts < 1:
         raise UsageError(f"a transaction takes one attempt at least, not {attempts!r}")
     return attempts
