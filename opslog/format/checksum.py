@@ -15,8 +15,8 @@ import msgspec
 from opslog.errors import CorruptError
 from opslog.format.exact import UNREADABLE
 
-# `hashlib` loads OpenSSL, which takes longer than opening a small store. For what is short there is Python's own, which
-# its `random` takes for the same reason; without it, `hashlib` has to do.
+# `hashlib` loads OpenSSL, which takes longer than opening a small store. For short data, Python has its own module,
+# which its `random` uses for the same reason. Without that module, `hashlib` is used.
 try:
     from _sha2 import sha256 as _sha256_of_short  # type: ignore[import-not-found]
 except ImportError:
@@ -31,11 +31,12 @@ _FIELD = b',"checksum":"'
 _TAIL_LENGTH = len(_FIELD) + 64 + len(b'"}\n')
 
 
-# A manifest, or the index of a part, unless the store is large: a dozen microseconds more.
+# Data up to this size is short: a manifest or the index of a part, unless the store is large. Python's own SHA-256
+# takes a dozen microseconds longer for it.
 _SHORT_BYTES = 4096
 
-# What is not longer, zlib works on without letting other threads run. For a block that takes microseconds, that is the
-# better way: a thread that lets go waits 5 ms for its turn if another one computes.
+# zlib keeps the interpreter for data up to this size. A block takes microseconds, so this is better: a thread that lets
+# the interpreter go waits 5 ms for its turn if another one computes.
 _CHUNK_BYTES = 4096
 
 
@@ -76,7 +77,7 @@ def check(data: bytes, path: str) -> None:
     """
     :raises CorruptError: `encode_checked` did not encode this: the checksum is wrong.
     """
-    # Without a copy: opening a large store waits for this.
+    # A view avoids a copy: opening a large store waits for this.
     if data[-_TAIL_LENGTH:] != _FIELD + sha256(memoryview(data)[:-_TAIL_LENGTH]).encode() + b'"}\n':
         raise CorruptError(
             f"{path}: its checksum does not fit its {len(data)} bytes: the file was damaged or cut short", path, 0

@@ -1,7 +1,7 @@
 """Commits and the lines that carry them. Pure: bytes in, structs out, and back.
 
 A commit is the result of one writing call, and one line of a log: a set or delete of one document, a batch of those, an
-undo, or a seal. A record is a set or a delete of one document; snapshots and archives are lines of records alone, so
+undo, or a seal. A record is a set or a delete of one document. Snapshots and archives contain only lines of records, so
 one decoder serves every file. Documents stay undecoded (`msgspec.Raw`), because most lines are read only to be ordered.
 
     {"ts":"2026-11-20T12:00:00.123456Z","clock":42,"agent":"planner","op":"set","id":"task-1","data":{"title":"Build"}}
@@ -54,10 +54,10 @@ class Stamp(NamedTuple):
         return cls(int(clock), agent)
 
 
-# So that a clock fits the signed 64-bit integer of every other language that reads logs.
+# The greatest clock fits the signed 64-bit integer of every other language that reads logs.
 CLOCK_MAX = 2**63 - 1
 
-# No line is longer. So a reader that finds no line end in so many bytes knows that something is wrong, without holding
+# The longest line. A reader that finds no line end in this many bytes knows that something is wrong, without holding
 # all of a file in memory.
 LINE_BYTES_MAX = 256 * 1024 * 1024
 
@@ -65,14 +65,14 @@ Clock = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
 Version = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
 
 
-# How much of a value a prompt shows, in characters, and of a batch, in ops.
+# How many characters of a value, and how many ops of a batch, are shown at a prompt.
 _SHOWN, _OPS_SHOWN = 1000, 5
-# The author and the time come last.
+# Author and time are shown last.
 _SIGNATURE = frozenset({"ts", "clock", "agent", "by", "tx"})
 
 
 class _Shown(msgspec.Struct, gc=False):
-    """The form that is shown at a prompt: documents as documents, and only fields that carry information."""
+    """The form shown at a prompt: documents are decoded, and fields without information are left out."""
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """Names and values; fields with default values are left out. Never raises."""
@@ -105,11 +105,11 @@ def _cut(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-# gc=False throughout: commits never form cycles, and a collector that visits millions of them triples the time of a
+# gc=False throughout: commits never form cycles, and a collector that traverses millions of them triples the time of a
 # load.
 class _Signed(_Shown, gc=False, kw_only=True):
-    """The fields of the shared log's lines, and of records that came from there; both empty elsewhere, and in records
-    that opslog 0.1 has compacted."""
+    """The fields of the shared log's lines, and of records that came from there. Both are empty elsewhere, and in
+    records that opslog 0.1 has compacted."""
 
     by: str = ""
     tx: str = ""
@@ -126,7 +126,7 @@ class _Commit(_Signed, gc=False, tag_field="op"):
 
     @property
     def author(self) -> str:
-        """The agent that wrote it: the agent of the log or, for a transaction, its author."""
+        """The agent that wrote it: that of the log or, for a transaction, its author."""
         return self.by or self.agent
 
     @property
@@ -139,7 +139,7 @@ class Set(_Commit, gc=False, tag_field="op", tag="set"):
     """A document gets a new value.
 
     :ivar data: the document as JSON text.
-    :ivar v: the schema version it was written under.
+    :ivar v: the schema version under which it was written.
     """
 
     id: str
@@ -152,12 +152,12 @@ class Set(_Commit, gc=False, tag_field="op", tag="set"):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The documents that it changed; every commit has them."""
+        """The ids of the documents that it changed. Every type of commit has this property."""
         return (self.id,)
 
     @property
     def document(self) -> dict[str, Any]:
-        """The document, decoded anew at every access, so that it is the caller's own.
+        """The document, decoded anew at every access, so the caller may change it.
 
         :raises CorruptError: its text is not exactly one JSON object.
         """
@@ -178,7 +178,7 @@ class Delete(_Commit, gc=False, tag_field="op", tag="delete"):
     """A document is deleted.
 
     :ivar archived: the period of the archive that it went to, if archiving deleted it.
-    :ivar folded: for a tombstone in a snapshot, when it came into one, by the storage's clock. Unused in a log.
+    :ivar folded: for a tombstone in a snapshot, when it first came into one, by the storage's clock. Unused in a log.
     """
 
     id: str
@@ -219,7 +219,7 @@ class Batch(_Commit, gc=False, tag_field="op", tag="batch"):
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """One record per document; of two ops on one document the later one counts."""
+        """One record per document. If a document has several ops, the last one counts."""
         last: dict[str, Record] = {}
         for op in self.ops:
             if isinstance(op, SetOp):
@@ -236,7 +236,7 @@ class Batch(_Commit, gc=False, tag_field="op", tag="batch"):
         return tuple(dict.fromkeys(op.id for op in self.ops))
 
 
-# With a dictionary, since `ids` is not in its line; such a struct needs the collector.
+# dict=True, since `ids` is not a field of its line; such a struct needs the collector.
 class Undo(_Commit, gc=True, dict=True, tag_field="op", tag="undo"):
     """Cancels an earlier commit of the same agent.
 
@@ -251,13 +251,13 @@ class Undo(_Commit, gc=True, dict=True, tag_field="op", tag="undo"):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The documents that it gave back. Empty if it cancelled nothing, or if that is unknown: in a commit
-        that no store has read, or if the commit that it cancelled is no longer kept."""
+        """The ids of the documents that it gave back. Empty if it cancelled nothing, or if they are unknown: no store
+        has read this commit, or the commit that it cancelled is no longer kept."""
         ids: tuple[str, ...] = self.__dict__.get("_ids", ())
         return ids
 
     def note_ids(self, ids: tuple[str, ...]) -> None:
-        """Set `ids`; called by the reader of its log, which knows them."""
+        """Set `ids`. The reader of the log calls it, since it knows them."""
         self.__dict__["_ids"] = ids
 
 
@@ -278,9 +278,10 @@ AnyCommit = TypeVar("AnyCommit", bound=Commit)
 
 
 def detached(commit: AnyCommit, agent: str) -> AnyCommit:
-    """A copy of the commit that does not keep the bytes it was decoded from in memory; those can be many times as long.
+    """The same commit, changed so that it does not keep the bytes that it was decoded from, which can be many times as
+    long, in memory.
 
-    :param agent: the same name as the commit's, one string for all commits of a log.
+    :param agent: the commit's agent, as one string for all commits of a log.
     """
     commit.agent = agent
     if isinstance(commit, Set):
@@ -305,7 +306,7 @@ def decode_commits(lines: bytes, path: str, offset: int) -> list[Commit]:
 
 
 def decode_commit(line: bytes) -> Commit | None:
-    """The commit of one line; None if it is none by itself."""
+    """The commit of one line; None if the line by itself is no commit."""
     try:
         commit: Commit = _commits.decode(line)
     except UNREADABLE:
@@ -319,9 +320,9 @@ def decode_records(lines: bytes, path: str, offset: int) -> list[Record]:
 
 
 def decode_record(line: bytes) -> Record:
-    """One record line that was decoded before, together with all others of its file.
+    """The record of one line that was decoded before, together with all other lines of its file.
 
-    :raises CorruptError: it is no record by itself.
+    :raises CorruptError: the line by itself is no record.
     """
     try:
         record: Record = _records.decode(line)
@@ -338,16 +339,17 @@ def _decode(decoder: msgspec.json.Decoder[AnyCommit], lines: bytes, path: str, o
         commits = decoder.decode_lines(lines)
     except UNREADABLE:
         commits = []
-    # decode_lines skips blank lines and takes line ends for spaces; the count shows that. Then go line by line to
-    # find the place. (If as many lines have two commits as commits have two lines, this passes; verify finds those.)
+    # decode_lines skips blank lines and takes line ends for spaces. Then the number of commits is wrong, and decoding
+    # line by line finds the place. (If as many lines have two commits as commits have two lines, the number is right;
+    # verify finds those.)
     if len(commits) == lines.count(b"\n") and lines.endswith(b"\n") and _have_ts(commits):
         return commits
     return _decode_slowly(decoder, lines, path, offset)
 
 
 def _have_ts(commits: Sequence[_Commit]) -> bool:
-    """Whether the `ts` of each is a time in the one form that sorts as text; all at once, since a load checks this for
-    every line. `opslog verify` checks that the day exists."""
+    """Whether the `ts` of each is a time in the one form that sorts as text. They are checked all at once, since a load
+    does this for every line. `opslog verify` checks that the day exists."""
     joined = "".join([commit.ts for commit in commits]).encode()
     return joined.translate(_ZEROS) == _TS_FORM * len(commits)
 
@@ -379,7 +381,7 @@ def _split(lines: bytes) -> Iterable[bytes]:
     return (line + b"\n" for line in lines.removesuffix(b"\n").split(b"\n"))
 
 
-# Encoding is written out, not left to msgspec: a tag would come first, and the order of fields is part of the format.
+# These functions encode by hand, since msgspec would put a tag first, and the order of fields is part of the format.
 # `ts` and `agent` need no escaping: `format_ts` makes the former, and the latter is a valid name.
 
 
@@ -394,10 +396,10 @@ def described_line(commit: Commit) -> bytes:
 def encode_commit(commit: Commit, key: str = "") -> bytes:
     """The line of a commit, with its newline.
 
-    :param key: of the request that it was written for, in the shared log.
+    :param key: in the shared log, the key of the request that it was written for.
     :raises UsageError: it is longer than a line may be.
-    :raises CorruptError: its clock is above the greatest that a line can hold, because a commit read before had that
-        one.
+    :raises CorruptError: its clock is above the greatest that a line can hold, because a commit that was read before
+        had the greatest one.
     """
     if commit.clock > CLOCK_MAX:
         raise CorruptError(

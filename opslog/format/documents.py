@@ -1,8 +1,8 @@
 """Documents: exactly the JSON objects that are read back unchanged. Pure.
 
-Exact means: the document read back equals the one written, with every type, the order of keys, and integers of up to 64
-bits. Values that JSON or orjson would silently change (NaN to null, a tuple to a list, a UUID to a string) or cannot
-represent are refused.
+A document that is read back equals the one that was written, with the same types, the same order of keys, and integers
+of up to 64 bits. Values that JSON or orjson would silently change (NaN to null, a tuple to a list, a UUID to a string)
+or cannot represent are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from opslog.kernel import encode as encode_plain
 T = TypeVar("T")
 
 Document = dict[str, Any]
-# Called with a document and the older schema version it was written under; returns it in the form of the current one.
+# Called with a document and the older schema version under which it was written; returns it in the current form.
 Migrate = Callable[[Document, int], Document]
 
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
@@ -53,7 +53,7 @@ def check_version(version: object) -> int:
 
 
 def check_type(type: Any) -> None:
-    """Refuse a type whose values are no JSON objects, and prepare it: see `opslog.format.prepared`.
+    """Refuse a type whose values are not JSON objects; otherwise, prepare it: see `opslog.format.prepared`.
 
     :raises UsageError: documents cannot be of this type.
     """
@@ -94,8 +94,8 @@ def type_name(type: Any) -> str:
 
 
 def plain_id(id: Any) -> Any:
-    """An id as a `str`: a subclass may compare and hash as it likes, and a state has documents by their ids. What is no
-    string stays what it is, and no document has it."""
+    """An id as a plain `str`: a subclass of it may compare and hash in its own way, which would confuse a dict of
+    documents. Other values are returned unchanged; no document has them as its id."""
     return str.__str__(id) if isinstance(id, str) else id
 
 
@@ -121,10 +121,11 @@ def check_id(id: object) -> str:
 def encode(document: object) -> bytes:
     """The JSON text of a document.
 
-    Reading the text back and comparing costs as much as writing it, and is the only check that covers everything that
-    Python or orjson may do in future; a walk over the document in Python costs several times that. Equality accepts
-    types that compare as equal (an IntEnum and its number); marshal, which knows only the plain types, does not. In C a
-    walk costs a tenth; a document with only JSON's own types is encoded after that.
+    The check is to read the text back and compare. It costs as much as writing the text. It is the only check that
+    covers everything that Python or orjson may do in future; to traverse the document in Python would cost several
+    times as much. Equality accepts types that compare as equal (an IntEnum and its number); marshal, which knows only
+    the plain types, does not. In C, to traverse the document costs a tenth; a document that proves to have only JSON's
+    own types is then encoded without further checks.
 
     :raises InvalidDocumentError: it is not a JSON object, or something in it would not be read back unchanged; names
         the place.
@@ -134,7 +135,7 @@ def encode(document: object) -> bytes:
     try:
         text = orjson.dumps(document)
         # Version 2 is the last that does not search for objects that occur twice.
-        marshal.dumps(document, 2)  # type: ignore[arg-type]  # whether it can take it is the question
+        marshal.dumps(document, 2)  # type: ignore[arg-type]  # this checks whether it can
         if text.startswith(b"{") and orjson.loads(text) == document:
             # A copy, because orjson's result keeps all of the 4 KiB buffer that it began to write into.
             return b"%b" % text
@@ -243,7 +244,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         try:
             old = self.current(replaced)
         except CorruptError:
-            return  # nobody can read its content, and setting it anew is the way out
+            return  # nobody can read its content, and this set repairs it
         place = lost_field(self.type, old, orjson.loads(data))
         if place is not None:
             raise InvalidDocumentError(
@@ -255,7 +256,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
             )
 
     def encode(self, value: T) -> bytes:
-        """:raises InvalidDocumentError: see `encode`; or it is not of the store's type."""
+        """:raises InvalidDocumentError: as of `encode`; or the value is not of the store's type."""
         if self.type is None:
             if encode_plain is not None and (text := encode_plain(value, orjson.dumps)) is not None:
                 return text  # as `encode`, without its call
@@ -266,7 +267,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         except (msgspec.ValidationError, TypeError) as error:
             raise InvalidDocumentError(f"the document is not a valid {type_name(self.type)}: {error}") from error
         except RecursionError:
-            return encode(value)  # which finds the place
+            return encode(value)  # it raises an error that names the place
         return encode(plain)
 
     def decode(self, record: Set) -> T:
@@ -274,7 +275,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         :raises SchemaMismatchError: not of the store's type.
         """
         if self.type is None and self.is_current(record):
-            return record.document  # type: ignore[return-value]  # what the next line comes to
+            return record.document  # type: ignore[return-value]  # the same as the next line, but faster
         return self.typed(self.current(record), record)
 
     def typed(self, document: Document, record: Set) -> T:
@@ -315,7 +316,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         return self.version is not None and self.migrate is not None
 
     def is_current(self, record: Set) -> bool:
-        """Whether a document is returned as it is stored: it is of the current version, or there is none."""
+        """Whether a document is returned as it is stored: it has the current version, or the schema has no version."""
         return self.version is None or record.v == self.version
 
     def text(self, record: Set) -> bytes | msgspec.Raw:

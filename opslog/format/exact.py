@@ -1,8 +1,8 @@
 """JSON decoded exactly or not at all. Pure.
 
-Decoders silently change different things. If an object has a name twice, one takes the first value and another the
-last; an integer beyond 64 bits becomes a float here and an error there. This module refuses whatever two programs could
-read differently, so that all readers of a store have the same documents.
+Decoders differ in what they silently change. If an object has a name twice, one decoder takes the first value and
+another the last. An integer beyond 64 bits becomes a float in one and an error in another. This module refuses
+everything that two programs could read differently, so all readers of a store have the same documents.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class InexactError(ValueError):
     """The reason why some bytes are not exactly one JSON value.
 
-    :ivar offset: the bad byte, if the decoder knows it, or 0.
+    :ivar offset: the offset of the bad byte, if the decoder knows it, or 0.
     """
 
     def __init__(self, message: str, offset: int = 0) -> None:
@@ -31,7 +31,7 @@ class InexactError(ValueError):
 
 
 class NotJsonError(InexactError):
-    """It is not JSON in UTF-8 at all, such as the rest of a line that was cut off."""
+    """The bytes are not JSON in UTF-8 at all, such as the rest of a line that was cut off."""
 
 
 def loads(data: bytes) -> Any:
@@ -67,9 +67,9 @@ def loads(data: bytes) -> Any:
 def load_document(text: bytes) -> dict[str, Any]:
     """The JSON object in `text`, as a document holds it: integers fit in 64 bits, and it nests 254 levels at most.
 
-    If encoding the result gives the same bytes again, the text was understood exactly, and this is true of nearly all
-    documents; encoding them again costs a sixth of decoding them. Others, written by other programs or people, are
-    decoded slowly.
+    If encoding the result gives the same bytes again, the text was decoded exactly. This is true of nearly all
+    documents, and encoding costs a sixth of decoding. Other documents, written by other programs or people, are decoded
+    slowly.
 
     :raises InexactError: it is no JSON object, or not exactly one.
     """
@@ -90,8 +90,8 @@ def load_document(text: bytes) -> dict[str, Any]:
 
 
 def load_documents(texts: Sequence[bytes | msgspec.Raw]) -> list[dict[str, Any]] | None:
-    """`load_document` of each of these JSON values; None where that has to be asked one by one. All at once it takes
-    half as long."""
+    """`load_document` of each of these JSON values, in half the time. None: they cannot be decoded together; call
+    `load_document` for each."""
     text = b"[%b]" % b",".join(texts)
     try:
         documents = orjson.loads(text)

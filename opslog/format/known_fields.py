@@ -1,8 +1,8 @@
 """The fields of a stored document that a program's type knows. Pure.
 
-A typed value has only the fields of its type. So a program that reads a document, changes the value and sets it would
-delete every field that another version of the program has added. docs/decisions/unknown-fields.md says why that is
-refused.
+A typed value has only the fields of its type. So if a program reads a document, changes the value and sets it, this
+would delete every field that another version of the program has added. docs/decisions/unknown-fields.md says why that
+is refused.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def lost_field(kind: type, old: object, new: object) -> str | None:
     """The place of the first field that `old` has, `kind` does not know and `new` lacks, in the form ``$.a[3].b``;
     None if nothing is lost.
 
-    Something that was removed as a whole is not lost: an object that has nothing in its place in `new`, or items of a
-    list. An item with such fields counts as removed only if the new list has nothing that could be this item, that is,
-    only items that were there before without such fields.
+    A field is not lost if the whole value around it was removed: an object that has nothing in its place in `new`, or
+    an item of a list. An item with such fields counts as removed only if no item of the new list could be this item,
+    that is, if all of them were in the old list, without such fields.
 
-    :param old, new: documents as JSON has them, both of type `kind`.
+    :param old, new: documents as JSON, both of type `kind`.
     """
     return next(_lost(_description(kind), old, new, "$"), None)
 
@@ -87,7 +87,7 @@ def _lost_of_object(info: _Object, old: object, new: object, place: str) -> Iter
 
 
 def _lost_of_items(types: tuple[inspect.Type, ...], old: object, new: object, place: str) -> Iterator[str]:
-    """The lost fields of a list in which each place has a meaning."""
+    """The lost fields of a list in which each index has a meaning, as in a tuple."""
     if isinstance(old, list) and (isinstance(new, list) or new is _KNOWN):
         there = len(types) if new is _KNOWN else len(new)
         if len(old) > len(types) == there:
@@ -97,8 +97,8 @@ def _lost_of_items(types: tuple[inspect.Type, ...], old: object, new: object, pl
 
 
 def _lost_of_list(item: inspect.Type, old: list[object], new: object, place: str) -> Iterator[str]:
-    """The lost fields of a list whose items may come, go and change places. If a new item was changed, it is unknown
-    which item it was before; so while it may be any item with unknown fields, those fields are lost."""
+    """The lost fields of a list whose items may be added, removed and reordered. For a changed item it is unknown which
+    item it was before. So as long as it may be one with unknown fields, those fields count as lost."""
     unknown = {
         number: fields
         for number, before in enumerate(old)
@@ -120,7 +120,7 @@ def _lost_of_list(item: inspect.Type, old: list[object], new: object, place: str
 
 
 def _without(items: Sequence[object], others: Sequence[object]) -> list[object]:
-    """The items without those that are equal to one of the others; each of the others removes one."""
+    """The items without those that equal one of the others; each of the others removes one item at most."""
     found = Counter(json.encode(other, order="deterministic") for other in others)
     left = []
     for one in items:
@@ -137,7 +137,7 @@ def _at(new: object, key: str | int) -> object:
 
 
 def _fits(info: inspect.Type, value: object) -> bool:
-    """Whether a value of a union can be of this one of its types, judged by its outer form."""
+    """Whether a value of a union can be of this type of the union, judged by its outer form."""
     match info:
         case inspect.Metadata():
             return _fits(info.type, value)

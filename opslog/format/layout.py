@@ -11,7 +11,7 @@
     <any of these>.tmp-<nonce>                                 a file that is being created, or never was
 
 Numbers have 20 digits, so that the order of names is the order of numbers. The kind of a file follows from its whole
-path (`kind_of`): the names of agents and periods are free, and such a name may look like anything.
+path (`kind_of`), since the name of an agent or a period may resemble any other name.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _TEMPORARY = r"(?as)(?:.*/)?[^/]+\.tmp-[A-Za-z0-9]+"
 
 @cache
 def _is(pattern: str) -> Callable[[str], re.Match[str] | None]:
-    """Matches all of a text. Compiled when it is first asked for: a program that opens a store and reads needs two of
-    these patterns, and would wait for all."""
+    """A function that matches the whole of a text. A pattern is compiled at its first use: a program that opens a store
+    and reads needs only two of them, and would wait for all."""
     return re.compile(pattern).fullmatch
 
 
@@ -98,7 +98,7 @@ def check_agent(name: object) -> str:
     return agent
 
 
-# What people and their tools have beside a store: hidden files, descriptions, and what systems put anywhere.
+# Names that may be in the directory of a new store: hidden files, descriptions, and files that systems put anywhere.
 _TOLERATED = (
     r"(?ai)\..*|lost\+found|CACHEDIR\.TAG|Thumbs\.db|desktop\.ini|@eaDir"
     r"|(?:README|LICEN[CS]E|COPYING|NOTICE)(?:\.[A-Za-z]+)?"
@@ -106,8 +106,8 @@ _TOLERATED = (
 
 
 def foreign_names(names: Iterable[str]) -> list[str]:
-    """The names in a directory that show that it is used for something else, so that no store should begin there; none
-    if there is a store, or the beginning of one. Pure."""
+    """The names in a directory which show that it is used for something else, so that no store should be created there.
+    None of them if there is a store already, or the beginning of one. Pure."""
     found = set(names)
     if found & {MANIFESTS[:-1], LOCKS[:-1], STORE}:
         return []
@@ -135,7 +135,7 @@ def part_path(run: str, part: int) -> str:
 
 
 def part_paths(run: str, count: int) -> list[str]:
-    """`part_path` of the first so many parts."""
+    """`part_path` of each of the first `count` parts."""
     folder = f"{SNAPSHOTS}{run}/"
     return [folder + name for name in _part_names(count)]
 
@@ -146,7 +146,7 @@ def _part_name(part: int) -> str:
 
 @lru_cache(maxsize=8)
 def _part_names(count: int) -> list[str]:
-    """The names of the first so many parts. Kept, since whoever opens or follows a large store waits for them."""
+    """The names of the first `count` parts. Cached, since opening or following a large store waits for them."""
     return list(map(_part_name, range(count)))
 
 
@@ -192,8 +192,8 @@ def temporary_path(path: str, nonce: str) -> str:
 
 
 def kind_of(path: str) -> Kind:
-    """The kind of the file at a path. No file has two kinds: a segment, part, index, manifest, archive or lock is never
-    a temporary file, whatever the names of its agent or period contain, because none of their basenames ends in
+    """The kind of the file at a path. No file has two kinds. A segment, part, index, manifest, archive or lock is never
+    a temporary file, whatever the names of agents and periods contain: none of their basenames ends in
     ``.tmp-<nonce>``."""
     if manifest_number(path) is not None:
         return Kind.MANIFEST

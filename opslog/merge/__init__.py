@@ -1,1 +1,1 @@
-"""The rules: which commit comes after which, which one wins, what an undo takes back. Pure."""
+"""The rules: the order of commits, which one wins, and what an undo takes back. Pure."""

@@ -1,16 +1,17 @@
 """The Lamport clock. Pure.
 
-It orders commits: a new clock is greater than everything its owner has seen, so an answer to a commit outranks it. It
-never goes back, not at a restart and not at a compaction, because manifests have the greatest compacted clock.
+It orders commits: a new clock is greater than every clock that its owner has seen, so an answer to a commit outranks
+that commit. The clock never goes back, neither at a restart nor at a compaction, because manifests have the greatest
+compacted clock.
 """
 
 from __future__ import annotations
 
 import threading
 
-# How far the clock of a transaction is above everything that its writer has read. A plain write by an agent that has
-# not seen the transaction and is behind by less than this loses, and does not take back what the transaction
-# decided.
+# How far the clock of a transaction is above every clock that its writer has read. So a plain write loses against a
+# transaction that its agent has not seen, and does not undo what the transaction decided, unless that agent's clock is
+# ahead of what the transaction's writer had read by this much.
 CLOCK_STEP = 1000
 
 
@@ -23,7 +24,8 @@ class LamportClock:
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
-        # Reentrant, for the handler of a signal: what stands under it is one step that nothing interrupts.
+        # Reentrant, since the handler of a signal may come right after it was taken. The code under it is one step that
+        # no handler interrupts.
         self.lock = threading.RLock()
 
     def tick(self) -> int:

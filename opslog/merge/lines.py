@@ -1,6 +1,6 @@
-"""Settled sets that stay the lines that they are, in memory of the kernel's. Pure.
+"""Settled sets kept as their lines, in memory of the kernel. Pure.
 
-A record as an object takes three times the memory of its line, and most that are loaded are never asked for.
+A record as an object takes three times the memory of its line, and most of the loaded records are never read.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from opslog.kernel import Table, Winners
 if TYPE_CHECKING:
     from opslog.kernel import _kernel
 
-# How many records are decoded at once when all of them are wanted.
+# How many records are decoded at once when a caller reads all of them.
 _BATCH = 512
-# How many of those that were asked for are kept decoded.
+# How many of the records that callers read are kept decoded.
 _KEPT = 4096
 
 
 class LineRange:
-    """Some lines in a row; see `opslog.format.snapshot.SortedLines`."""
+    """Consecutive lines of a table; see `opslog.format.snapshot.SortedLines`."""
 
     def __init__(self, table: _kernel.Table, start: int, stop: int) -> None:
         self._table, self._start, self._stop = table, start, stop
@@ -41,10 +41,10 @@ class LineRange:
 
 
 class Lines:
-    """Of each document the set with the greatest stamp, among those that were taken in. Any number of threads may read
-    them once all are in; nothing else is ever done with them.
+    """For each document, the set with the greatest stamp among those that were taken in. Once all are in, they do not
+    change, and any number of threads may read them.
 
-    :ivar table: where they are.
+    :ivar table: the kernel's table that holds them.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Lines:
         return self.table.add(commits.sets)
 
     def get(self, id: str) -> Set | None:
-        """The set of a document; the same object again, for a while."""
+        """The set of a document. The next calls may return the same object."""
         kept = self._kept.get(id)
         if kept is not None:
             return kept
@@ -72,7 +72,7 @@ class Lines:
         return record
 
     def absorb(self, settled: dict[str, Record]) -> None:
-        """Take in, and out of `settled`, the sets there that lines can hold. They outrank what is here."""
+        """Move the sets that lines can hold from `settled` to here. They outrank the sets that are here already."""
         for record in list(settled.values()):
             if isinstance(record, Set) and record.agent != TRANSACTIONS:
                 scanned = scan_commits(encode_commit(record), record.agent, "a record in memory", 0)
@@ -80,12 +80,15 @@ class Lines:
                     del settled[record.id]
 
     def winners(self) -> _kernel.Winners:
-        """All of them, to be compared with a snapshot."""
+        """All sets, for comparing them with a snapshot."""
         assert Winners is not None
         return Winners(self.table)
 
     def over(self, rows: Iterable[Row]) -> Iterator[Row | LineRange]:
-        """All of them in order of id, with rows over them that are in this order, and outrank those of the same id."""
+        """All sets in order of id, with rows put over them.
+
+        :param rows: in order of id; each replaces the set with the same id.
+        """
         place = 0
         for row in rows:
             below = self.table.rank(row.id)
@@ -113,6 +116,6 @@ class Lines:
             yield from decode_records(text, "lines in memory", 0)
 
     def texts(self) -> Iterator[bytes]:
-        """All lines in order of id, some at a time."""
+        """All lines in order of id, up to `_BATCH` at a time."""
         for start in range(0, len(self.table), _BATCH):
             yield self.table.lines(start, start + _BATCH)

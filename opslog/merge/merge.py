@@ -1,13 +1,12 @@
-"""The merge: what a set of commits means, whatever the order in which they are read. Pure.
+"""The merge: the documents that follow from a set of commits, in whatever order they are read. Pure.
 
 The rule: per document the record with the greatest stamp wins, among all records of commits that no undo cancels.
 
 A commit that no undo can reach any more (`opslog.merge.undo`) is *settled*. Everything else follows from that:
 
-- Settled commits need no memory of who lost: one winner per document. Only the last `window` commits of each log are
-  kept as *recent*, with what they competed against, so an undo costs the window and not the tail.
-- What a compaction may take is exactly what is settled, and the new cut is exactly where each log's recent commits
-  begin.
+- Of settled commits, only one winner per document is kept. Only the last `window` commits of each log are kept as
+  *recent*, with the records that they compete against. So an undo costs the window and not the tail.
+- A compaction may take exactly the settled commits. In each log, the new cut is exactly where the recent commits begin.
 - An undo whose target is not recent was already applied, by the compaction that moved the cut past its target: a no-op.
 """
 
@@ -28,17 +27,17 @@ from opslog.merge.undo import Recent, farthest, reachable_after
 if TYPE_CHECKING:
     from opslog.merge.lines import Lines
 
-# Commits that say nothing of others.
+# Commits that do not affect other commits of their log.
 _PLAIN = frozenset[type]({Set, Delete, Batch})
 
 
 class _Loading(msgspec.Struct):
-    """A log that is loaded from its end: what the `seen` commits say about those before them.
+    """A log that is loaded backwards from its end: how the `seen` commits affect those before them.
 
     :ivar room: how many commits may be recent.
     :ivar undone: per clock of a commit that an undo names: how far back from the end of the log that undo reaches.
-    :ivar undos: and the clock of that undo.
-    :ivar reach: farther back a set is just a set: it is not recent, and no undo that was seen reaches it.
+    :ivar undos: per clock of such a commit: the clock of that undo.
+    :ivar reach: a commit farther back than this is not recent, and no undo that was seen reaches it.
     """
 
     agent: str
@@ -51,7 +50,7 @@ class _Loading(msgspec.Struct):
 
 
 def _all_settled(log: _Loading, commits: Sequence[Commit]) -> bool:
-    """Whether each of the next commits is settled, and not cancelled."""
+    """Whether each of the next commits is settled and not cancelled."""
     return log.seen > log.reach and _PLAIN.issuperset(map(type, commits))
 
 
@@ -59,14 +58,14 @@ class Merge(msgspec.Struct):
     """The merge of the commits applied so far. Logs may be mixed in any way; each log's commits come in their order.
 
     :ivar window: the store's undo window, in commits of one log.
-    :ivar settled: the winners among settled commits, tombstones included, but for those that are in `lines` alone.
-    :ivar lines: of settled sets that `load` has not decoded; None: there are none. A record in `settled` outranks the
-        one here.
+    :ivar settled: the winners among settled commits, tombstones included, except those that are only in `lines`.
+    :ivar lines: settled sets that `load` has not decoded; None: there are none. A record in `settled` outranks the one
+        here.
     :ivar recent: per agent its recent commits, oldest first.
     :ivar contested: per document the uncancelled records of recent commits, in no particular order.
     :ivar settled_by: per author the clock of the newest settled commit in the shared log.
-    :ivar undone: per document that an undo has taken something away from: in whose logs, and the clock of the newest
-        undo there. What counts for it rests on those undos, too.
+    :ivar undone: per document that undos have taken records away from: per agent the clock of the newest such undo in
+        its log. The winner of that document depends on those undos, too.
     """
 
     window: int
@@ -78,8 +77,8 @@ class Merge(msgspec.Struct):
     lines: Lines | None = None
 
     def apply(self, commit: Commit) -> Iterable[Record]:
-        """Take in the next commit of its log, and return the records it brought or took away (for an undo, which gets
-        to know them: `Undo.ids`)."""
+        """Take in the next commit of its log. Returns the records that it added or, for an undo, took away; their ids
+        are then set as the undo's `ids`."""
         log = self.recent.get(commit.agent)
         if log is None:
             log = self.recent[commit.agent] = deque()
@@ -98,8 +97,8 @@ class Merge(msgspec.Struct):
         return touched
 
     def apply_sets(self, sets: Sequence[Set]) -> None:
-        """As `apply` of each, for some plain sets in a row of one log. Those that no undo behind the last of them
-        reaches any more settle at once, which costs a fifth of that."""
+        """As `apply` for each of some plain sets, which are consecutive commits of one log. Those that no undo after
+        the last one can reach are settled at once, at a fifth of the cost."""
         agent = sets[0].agent
         log = self.recent.get(agent)
         if log is None:
@@ -123,8 +122,8 @@ class Merge(msgspec.Struct):
         self.settled.update(found)
 
     def shared_ids(self) -> Iterator[str]:
-        """The documents that have a record from the shared log in here, also one that another record outranks as long
-        as no undo takes that back."""
+        """The documents that have a record from the shared log in here. It counts even if another record outranks it,
+        since an undo may take that one back."""
         for record in self.settled.values():
             if record.agent == TRANSACTIONS:
                 yield record.id
@@ -133,20 +132,21 @@ class Merge(msgspec.Struct):
                 yield record.id
 
     def touched_by(self, commit: Commit) -> Iterable[Record]:
-        """What `apply` would return."""
+        """The records that `apply` would return for this commit."""
         if not isinstance(commit, Undo):
             return commit.records
         target = self._find(self.recent.get(commit.agent, ()), commit.target)
         return () if target is None else target.records
 
     def load(self, chunks: Iterable[tuple[str, Sequence[Commit]]]) -> None:
-        """Take in whole logs at once. The outcome is that of `apply` for their commits one by one; but a commit that
-        was overwritten since costs one lookup, and only what is kept is detached from the bytes it came in. Cheapest if
-        on the whole what is newer comes first, whichever log it is from: then hardly anything is kept and replaced.
+        """Take in whole logs at once. The result is that of `apply` for their commits one by one. But a commit that was
+        overwritten later costs only one lookup, and only kept commits are detached from the bytes that they came in.
+        It costs least if newer commits mostly come first, from whichever log: then hardly any record is kept and
+        replaced later.
 
-        :param chunks: (agent, commits): some commits of a log in a row, in their order; of each log the newest
-            chunk first, and all of it. Nothing of these logs was applied before. What is in `lines` afterwards is what
-            was `ScannedCommits`; without any of these all is in `settled`.
+        :param chunks: (agent, commits): consecutive commits of a log, in their order; of each log the newest chunk
+            first, and all of the log. No commit of these logs was applied before. Afterwards, `lines` has the sets of
+            `ScannedCommits`; if there were none, everything is in `settled`.
         """
         scans = self.lines is None
         logs: dict[str, _Loading] = {}
@@ -173,8 +173,8 @@ class Merge(msgspec.Struct):
             self._settle_lines()
 
     def _take(self, log: _Loading, commits: ScannedCommits) -> bool:
-        """Take the sets of a chunk into `lines`, if all of the chunk is settled and not cancelled; but not those of the
-        shared log, of which it is asked who made them. False: they were not taken."""
+        """Take the sets of a chunk into `lines`, if all of the chunk is settled and not cancelled. Sets of the shared
+        log are never taken, since their authors have to be noted. Returns whether they were taken."""
         if log.agent == TRANSACTIONS or not _all_settled(log, commits.others):
             return False
         if self.lines is None:
@@ -187,7 +187,7 @@ class Merge(msgspec.Struct):
         return True
 
     def _settle_lines(self) -> None:
-        """From now on what is settled outranks what is in `lines`."""
+        """Remove from `settled` what a line outranks. From now on, a record in `settled` outranks its line."""
         if self.lines is not None:
             for id in list(self.settled):
                 line = self.lines.get(id)
@@ -195,9 +195,9 @@ class Merge(msgspec.Struct):
                     del self.settled[id]
 
     def _settle_all(self, log: _Loading, commits: Sequence[Commit], oldest: int) -> None:
-        """Take in commits of which each is settled and not cancelled. Within a log the later one outranks the earlier.
+        """Take in commits that are all settled and not cancelled. Within a log the later one outranks the earlier.
 
-        :param oldest: no clock of what is settled is below this one.
+        :param oldest: no settled record has a clock below this one.
         """
         if log.agent == TRANSACTIONS:
             for commit in commits:
@@ -205,7 +205,7 @@ class Merge(msgspec.Struct):
         log.seen += len(commits)
         settled = self.settled
         found = {record.id: record for record in _records_of(commits)}
-        is_older = commits[-1].clock < oldest  # than all that is settled
+        is_older = commits[-1].clock < oldest  # than every settled record
         for id in found.keys() & settled.keys():
             if is_older or outranks(settled[id], found[id]):
                 del found[id]
@@ -242,7 +242,7 @@ class Merge(msgspec.Struct):
         log.seen += len(commits)
 
     def winner(self, id: str) -> Record | None:
-        """The record that wins among everything applied, None where no record is left."""
+        """The record that wins among all applied commits, None where no record is left."""
         best = self._best_settled(id)
         for record in self.contested.get(id, ()):
             best = newer(record, best)
@@ -253,8 +253,8 @@ class Merge(msgspec.Struct):
         return self.lines.get(id) if best is None and self.lines is not None else best
 
     def winners(self) -> dict[str, Record]:
-        """The record that wins of each document that any is left of, tombstones included, but for documents of which
-        there is a record in `lines` alone."""
+        """The winner of each document that has a record, tombstones included, except for documents that are only in
+        `lines`."""
         winners = dict(self.settled)
         for id in self.contested:
             winner = self.winner(id)
@@ -301,14 +301,14 @@ class Merge(msgspec.Struct):
                 settled[record.id] = record
 
     def _note_undone(self, records: Iterable[Record], agent: str, clock: int) -> None:
-        # New ones, since other threads may be reading the old ones; shared by the documents of a large batch.
+        # New dictionaries, since other threads may be reading the old ones. The documents of a large batch share one.
         alone = {agent: clock}
         for record in records:
             known = self.undone.get(record.id)
             self.undone[record.id] = alone if known is None else {**known, agent: max(clock, known.get(agent, 0))}
 
     def _note_author(self, commit: Commit) -> None:
-        if commit.by and commit.records:  # an undo is not what another undo would pass
+        if commit.by and commit.records:  # not an undo: the next undo would not take it back
             self.settled_by[commit.by] = max(commit.clock, self.settled_by.get(commit.by, 0))
 
     def _withdraw(self, record: Record) -> None:
@@ -316,7 +316,7 @@ class Merge(msgspec.Struct):
         if len(records) == 1:
             del self.contested[record.id]
         else:
-            # Not list.remove: it would compare field by field, and the same object is what is meant.
+            # Not list.remove: it would compare field by field, and this must be the same object.
             del records[next(place for place, other in enumerate(records) if other is record)]
 
 
@@ -328,9 +328,9 @@ def _records_of(commits: Sequence[Commit]) -> Iterable[Record]:
 
 
 def reference(commits: Iterable[Commit]) -> dict[str, Record]:
-    """The same answer the plain way, from all commits at once and without any window: what `Merge` must equal.
+    """The same result in the plain way, from all commits at once and without any window: `Merge` must equal it.
 
-    Tests, the demo and Spark hold the store against this. Winning tombstones are included.
+    Tests, the demo and Spark compare the store with it. Winning tombstones are included.
     """
     commits = list(commits)
     cancelled = {(commit.target, commit.agent) for commit in commits if isinstance(commit, Undo)}

@@ -1,6 +1,6 @@
 """The rules of every log, each written down once. Pure.
 
-`verify` checks real logs against them, and `opslog.testing` those of its simulations. A rule returns the problem, or
+`verify` checks them for real logs, and `opslog.testing` for the logs of its simulations. A rule returns the problem, or
 None.
 """
 
@@ -31,8 +31,8 @@ def clock_fault(before: int, commit: Commit) -> str | None:
 
 
 def author_faults(commit: Commit) -> Iterator[str]:
-    """A line of the shared log, or a record that came from there, has an author and a nonce, or neither of the two;
-    everything else has neither."""
+    """A line of the shared log, or a record that came from there, has both an author and a nonce, or neither. All other
+    lines and records have neither."""
     if not (commit.by or commit.tx):
         return
     if commit.agent != TRANSACTIONS:
@@ -49,8 +49,8 @@ def author_faults(commit: Commit) -> Iterator[str]:
 class SharedLogRules:
     """The rules of the shared log's lines, beside those of every log. Call `faults` with each line in turn.
 
-    Seals, and what an agent of this name wrote with opslog 0.1, have no author, and only the first line after them
-    is compared with their clocks.
+    Seals have no author, nor have lines that an agent of this name wrote with opslog 0.1. Only the first line after
+    them is compared with their clocks.
     """
 
     def __init__(self) -> None:
@@ -96,8 +96,8 @@ class UndoWindow:
     """The commits that an undo may cancel: those with records, of the same author, not cancelled yet, among the last
     `window` commits of its log and after its last seal.
 
-    :param is_whole: whether the log is followed from its first commit on. If not, an undo whose target may be among
-        the unseen commits cannot be judged, until `window` commits were seen.
+    :param is_whole: whether the log is followed from its first commit on. If not, until `window` commits were seen, an
+        undo whose target may be among the unseen commits counts as right.
     """
 
     def __init__(self, window: int, *, is_whole: bool) -> None:
@@ -113,7 +113,7 @@ class UndoWindow:
         self._is_known = False
 
     def fault(self, undo: Undo) -> str | None:
-        """An undo cancels one commit of its window. Call this before `follow` gets the undo itself."""
+        """The problem of an undo whose target is not in its window. Call it before `follow` gets the undo itself."""
         fault = f"it undoes clock {undo.target}"
         if undo.target >= undo.clock:
             return f"{fault}, which does not come before it"

@@ -1,7 +1,7 @@
 """The order of stamps: of two records of one document, the one with the greater stamp wins. Pure.
 
-A stamp is (clock, agent), compared in this order, and agents by code point. No two commits have the same one, so the
-order is total, and all readers of the same records find the same winner.
+A stamp is (clock, agent). Clocks are compared first, then agents, by code point. No two commits have the same stamp. So
+the order is total, and all readers of the same records find the same winner.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_greater(stamp: tuple[int, str], other: tuple[int, str]) -> bool:
 
 def outranks(record: Record, other: Record) -> bool:
     """Whether a record wins against another one."""
-    # As `is_greater`, without making two stamps for it: a load does this for every commit.
+    # As `is_greater`, but without making two stamps: a load does this for every commit.
     return record.clock > other.clock or (record.clock == other.clock and record.agent > other.agent)
 
 

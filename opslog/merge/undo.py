@@ -1,10 +1,10 @@
-"""What an undo takes back, and how far back it reaches. Pure.
+"""Undo: which commit it takes back, and how far back it reaches. Pure.
 
-An undo takes back the newest commit of its author that is not taken back yet, wherever that stands: in the log of that
-name, or in the shared log. It passes none over that is out of reach.
+An undo takes back the newest commit of its author that is not taken back yet, whether that is in the author's own log
+or in the shared log. If that commit is out of reach, the undo does not take back an older one in its place.
 
-An undo cancels one of the `window` commits before it in its log, undos among them, and none from before a seal. So a
-commit with `window` commits of its agent after it can never be cancelled any more.
+An undo cancels one of the `window` commits before it in its log, where undos count, too, and none from before a seal.
+So a commit with `window` commits of its agent after it can never be cancelled any more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Recent(msgspec.Struct, gc=False):
 
 
 class Undoable(Enum):
-    """Where the commit is that an undo takes back."""
+    """The place of the commit that an undo takes back."""
 
     NOTHING = "nothing is in reach"
     IN_OWN_LOG = "in the log of its agent"
@@ -41,11 +41,11 @@ class Undoable(Enum):
 
 
 def undoable_in(own: Commit | None, shared: Commit | None, settled: int) -> Undoable:
-    """Where the newest commit of an author is, if an undo may cancel that one.
+    """Where the newest commit of an author is, if an undo may cancel it.
 
-    :param own: the newest one in the log of that name that an undo would cancel now; None: there is none.
-    :param shared: likewise of those that the author has in the shared log.
-    :param settled: the clock of its newest commit there that is out of reach; 0: there is none.
+    :param own: the newest commit in the author's own log that an undo would cancel now; None: there is none.
+    :param shared: likewise among the author's commits in the shared log.
+    :param settled: the clock of the author's newest commit in the shared log that is out of reach; 0: there is none.
     """
     own_clock, shared_clock = own.clock if own else 0, shared.clock if shared else 0
     newest = max(own_clock, shared_clock)
@@ -66,7 +66,7 @@ def newest_undoable(recent: Sequence[Recent], author: str | None = None) -> Comm
     """The newest commit of a log that an undo would cancel now.
 
     :param recent: the commits that are in reach, in their order.
-    :param author: whose it has to be, in the shared log; an agent's own log has no other ones.
+    :param author: the author that it must have, in the shared log; None in an agent's own log.
     """
     undoable = (entry.commit for entry in reversed(recent) if entry.is_undoable)
     return next((commit for commit in undoable if author in (None, commit.by)), None)
@@ -78,32 +78,32 @@ def oldest_undoable(recent: Iterable[Recent]) -> int:
 
 
 def reachable_after(commit: Commit, window: int) -> int:
-    """How many of the newest commits of a log, the newest of which is `commit`, an undo can reach that comes next."""
+    """How many of the newest commits of a log the next undo can reach, if `commit` is the newest one."""
     return 0 if isinstance(commit, Seal) else window
 
 
 def farthest(back: int, window: int) -> int:
-    """How far back an undo reaches that is so far `back`, with no seal in between.
+    """The position of the oldest commit that an undo at position `back` reaches, with no seal in between.
 
-    Commits are counted back from the end of a log, the last one as 0; what comes next is at -1.
+    Positions count back from the end of the log: the last commit is at 0, and the next one will be at -1.
     """
     return back + window
 
 
 class Reachable:
-    """Says what the undos of a log gave back, for who reads the log and merges nothing. Commits come in their
-    order, from any of them on; of an undo that reaches farther back nothing is known.
+    """Finds the documents that the undos of a log gave back, for a reader of the log that merges nothing. Commits come
+    in their order, beginning with any of them. For an undo that reaches farther back, the documents are unknown.
 
     :param window: the store's undo window.
     """
 
     def __init__(self, window: int) -> None:
         self._window = window
-        # Clock and documents of each commit that an undo may cancel still; none of one that is cancelled.
+        # Clock and documents of each commit that an undo may still cancel; no documents if it is cancelled.
         self._commits: deque[tuple[int, tuple[str, ...]]] = deque()
 
     def note(self, commit: Commit) -> None:
-        """Take in the next commit. An undo gets to know its documents (`Undo.ids`)."""
+        """Take in the next commit. If it is an undo, set its `ids`."""
         ids = commit.ids
         if isinstance(commit, Undo):
             commit.note_ids(self._cancel(commit.target))

@@ -27,7 +27,7 @@ from opslog.log.reader import Chunk, Cursor, Segment, list_log, log_source, unti
 from opslog.log.survey import Survey, survey_history
 from opslog.snapshot.manifests import ManifestStore
 
-# How many keys are kept in any case; more only as long as their lines must be known.
+# How many keys are kept at least.
 _KEYS = 10_000
 # For how many commits it remembers the documents that they wrote, for undos: more than an undo window has.
 _RECENT = 1000
@@ -119,7 +119,7 @@ class Keys:
         return time > self._since
 
     def forget_before(self, time: float) -> None:
-        """Forget keys that were written before this time, but for the newest ones."""
+        """Forget keys that were written before this time, but keep at least `_KEYS` keys."""
         while len(self._done) > _KEYS:
             written = parse_ts(next(iter(self._done.values())).ts)
             if written >= time:

@@ -1,4 +1,4 @@
-"""Refreshing: the one decision what to read, from what was read before and what is on storage now. Pure.
+"""The decision of a refresh: what to read next, given what was read before and what is on storage now. Pure.
 
 Reading on costs least. In these cases it is impossible, or not worth it any more, and the state is loaded again from
 the newest manifest:
