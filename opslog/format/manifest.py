@@ -1,8 +1,8 @@
-"""The manifest: the small numbered object that says what is live. Pure.
+"""The manifest: the small numbered object that names the live files of the snapshot. Pure.
 
-The manifest with the greatest number is the truth. It names the runs of the snapshot, newest first, and the cut: for
-each agent, the position of the first commit that is not in the snapshot. Manifest 1 is created with the store and has
-an empty snapshot.
+The manifest with the greatest number counts. It names the runs of the snapshot, newest first, and the cut: for each
+agent, the position of the first commit that is not in the snapshot. Manifest 1 is created with the store and has an
+empty snapshot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opslog.format.hashes import hashes_fault
 from opslog.format.layout import check_name, part_path, part_paths, run_of
 from opslog.format.prepared import prepare
 
-# The format version this program writes, and the newest it reads.
+# The format version that this program writes, and the newest that it reads.
 FORMAT = 1
 
 
@@ -29,7 +29,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     :ivar segment: the number of the segment, from 1.
     :ivar offset: bytes from its start.
     :ivar commits: how many commits of this log lie before this position.
-    :ivar there: at byte 0, whether the segment exists. If not, the log would go on there.
+    :ivar there: for a position at byte 0, whether the segment exists. If not, the log's next commit will create it.
     """
 
     segment: int
@@ -56,7 +56,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 START = Cut(1, 0, 0)
 
 
-# Outside of the class, in which `bytes` is a field.
+# Defined outside of the class, where `bytes` would be the field.
 _SharedHashes = bytes | msgspec.UnsetType | None
 
 
@@ -65,11 +65,11 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
     :ivar path: relative to the root.
     :ivar bytes: its length.
-    :ivar sha256: of all of it.
-    :ivar records: how many lines.
+    :ivar sha256: the checksum of the whole file.
+    :ivar records: how many lines it has.
     :ivar live: how many of them are sets.
-    :ivar shared: the hashes (`opslog.format.hashes`) of the ids whose record is from the shared log; None: they are too
-        many to be listed; unset: an older program, which does not list them, wrote it.
+    :ivar shared: the hashes (`opslog.format.hashes`) of the ids whose record is from the shared log; None: there are
+        too many to list; unset: an older program, which does not list them, wrote it.
     """
 
     path: str
@@ -132,22 +132,22 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
         return None
 
 
-# This many commits of each log are in memory twice.
+# The largest window: its commits of each log are in memory twice.
 _WINDOW_MAX = 1_000_000
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring.
 
-    :ivar created: the wall clock of the process that made it.
-    :ivar clock: no commit that was read for it has a greater clock. All compacted commits, and every applied undo, are
-        at or below it: so the state at any clock from here on can be rebuilt from this manifest.
-    :ivar ts: likewise the greatest `ts` among all that was read; empty when there was none.
-    :ivar documents: how many documents the snapshot shows.
+    :ivar created: when it was made, by the wall clock of the process that made it.
+    :ivar clock: no commit that was read for it has a greater clock. All compacted commits, and all applied undos, are
+        at or below this clock. So the state at any clock from here on can be rebuilt from this manifest.
+    :ivar ts: likewise the greatest `ts` among all commits that were read; empty if there were none.
+    :ivar documents: how many documents the snapshot has.
     :ivar oldest: the number of the oldest manifest that was retained when this one was made. Those below it count as
         collected, even if one still exists, or a delayed write brings one back. 0: an older program made it.
-    :ivar folded: when it was made, by the storage's clock, in the form of `ts`; empty for manifest 1, and if an
-        older program made it.
+    :ivar folded: when it was made, by the storage's clock, in the form of `ts`; empty for manifest 1, and if an older
+        program made it.
     :ivar authors: see `settled_by`.
     :ivar logs: see `log_ends`.
     """
@@ -168,20 +168,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def log_ends(self) -> dict[str, Cut]:
-        """The ends, when it was made, of the logs that go on behind the cut. A log only grows: one that does not reach
-        up to its end was removed, or cut short."""
+        """For each log that went on after the cut, its end when this manifest was made. A log only grows, so a log that
+        does not reach that position was removed or cut short."""
         return {} if isinstance(self.logs, msgspec.UnsetType) else self.logs
 
     @property
     def settled_by(self) -> dict[str, int]:
-        """For each agent whose log has older commits behind the cut: the clock of its newest compacted transaction. An
-        undo would otherwise take back one of those older commits in its place."""
+        """For each agent whose own log has commits after the cut that are older than its newest compacted transaction:
+        the clock of that transaction. Otherwise, an undo would take back one of those older commits in its place."""
         return {} if isinstance(self.authors, msgspec.UnsetType) else self.authors
 
     @property
     def complete_from(self) -> str:
-        """The state at any time from here on can be rebuilt from this manifest. Everything that it compacted, and every
-        undo that it applied, was written before it was made, even if a wrong clock says otherwise."""
+        """The time from which on the state at any time can be rebuilt from this manifest. All commits that it
+        compacted, and all undos that it applied, were written before it was made, even if a wrong clock says
+        otherwise."""
         return min(self.ts, self.folded) if self.folded else self.ts
 
     @property
@@ -231,8 +232,8 @@ def _check_format(format: int, path: str) -> None:
 
 
 def _faults(manifest: Manifest) -> Iterator[str]:
-    """Invalid contents of a manifest. Others wrote it: every path and name in it may only lead to the parts and
-    logs of this store."""
+    """The problems of a manifest's contents. Another program may have written it, so its paths and names must lead only
+    to parts and logs of this store."""
     if not 0 <= manifest.clock <= CLOCK_MAX:
         yield f"its clock is {manifest.clock}"
     if not 0 <= manifest.oldest <= manifest.number:
@@ -272,8 +273,8 @@ def _run_faults(run: Run, number: int) -> Iterator[str]:
         yield f"it names run {run.name!r}, which cannot have been written for it"
     if not run.parts:
         yield f"it names no part of run {run.name}"
-    # Opening a large store waits for the checks on each of very many parts. So they take few steps where all is right,
-    # and find out what is wrong only where something is.
+    # Opening a large store waits for the checks of very many parts. So they take few steps for a part that is right,
+    # and search for the problem only if there is one.
     paths = part_paths(run.name, len(run.parts))
     if [part.path for part in run.parts] != paths:
         named_paths = zip(run.parts, paths, strict=True)

@@ -1,8 +1,8 @@
 """Types that threads decode, analysed by msgspec in advance.
 
-msgspec analyses a type, and the types in it, when it is first used, in steps between which another thread may have
-its turn. A thread that uses the same type then finds it half-done, and the process ends with a segmentation fault
-(msgspec 0.22). So modules that decode or convert without a decoder made at import prepare their types at import.
+msgspec analyses a type, and the types in it, at its first use. It does so in steps, and another thread may run between
+two of them. If that thread uses the same type, it finds a half-done analysis, and the process ends with a segmentation
+fault (msgspec 0.22). So modules that decode or convert without a decoder made at import prepare their types at import.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Chunks of a log that are not decoded line by line. Pure.
 
-Most lines of a log are sets of the usual form, or batches of them, of which most have been overwritten. `opslog.kernel`
-reads those; the others are decoded here. What it makes of a chunk is what `decode_commits` makes of it, for any bytes:
-where one of the other lines cannot be read by itself, or is not where it belongs, `decode_commits` has the word.
+Most lines of a log are sets of the usual form, or batches of them, and most of those have been overwritten since.
+`opslog.kernel` reads these lines; the others are decoded here. The result is that of `decode_commits`, for any bytes:
+if one of the other lines cannot be read by itself, or has a wrong agent or clock, `decode_commits` decodes the chunk.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class ScannedCommits(Sequence[Commit]):
     """The commits of whole lines of one log, each decoded when it is accessed.
 
-    :ivar sets: those that the kernel has read, alone or in batches.
-    :ivar others: the other ones, decoded.
-    :ivar clocks: of the first and the last of all of them.
+    :ivar sets: the sets that the kernel has read, alone or in batches.
+    :ivar others: the other commits, decoded.
+    :ivar clocks: the clocks of the first and the last of all commits.
     """
 
     __slots__ = ("_commits", "_lines", "_offset", "_path", "clocks", "others", "sets")
@@ -38,7 +38,7 @@ class ScannedCommits(Sequence[Commit]):
 
     @property
     def ts(self) -> str:
-        """The greatest one."""
+        """The greatest `ts` of the commits."""
         return max([self.sets.ts, *(commit.ts for commit in self.others)])
 
     def __len__(self) -> int:
@@ -64,8 +64,8 @@ class ScannedCommits(Sequence[Commit]):
 
 
 def scan_commits(lines: bytes, agent: str, path: str, offset: int) -> ScannedCommits | None:
-    """The commits of consecutive whole lines of an agent's log: clocks ascend, and all are the agent's. None if that is
-    not so, if a line cannot be read, or if the kernel declines. `path` and `offset` name the beginning of `lines`.
+    """The commits of consecutive whole lines of an agent's log. None if not all are the agent's, with ascending clocks,
+    if a line cannot be read, or if the kernel declines. `path` and `offset` name the beginning of `lines`.
     """
     found = None if scan is None else scan(lines, agent)
     if found is None:
@@ -85,15 +85,15 @@ def scan_commits(lines: bytes, agent: str, path: str, offset: int) -> ScannedCom
 
 
 def first_clock(commits: Sequence[Commit]) -> int:
-    """The clock of the first of some commits of a log, decoding none."""
+    """The clock of the first of some commits of a log. Decodes no commit."""
     return commits.clocks[0] if isinstance(commits, ScannedCommits) else commits[0].clock
 
 
 def last_clock(commits: Sequence[Commit]) -> int:
-    """Likewise of the last."""
+    """The clock of the last of some commits of a log. Decodes no commit."""
     return commits.clocks[1] if isinstance(commits, ScannedCommits) else commits[-1].clock
 
 
 def greatest_ts(commits: Sequence[Commit]) -> str:
-    """The greatest `ts` of some commits, decoding none."""
+    """The greatest `ts` of some commits. Decodes no commit."""
     return commits.ts if isinstance(commits, ScannedCommits) else max([commit.ts for commit in commits])

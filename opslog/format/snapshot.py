@@ -1,8 +1,8 @@
 """The snapshot format: runs in parts, parts in blocks, and the index of blocks that lies beside each. Pure.
 
-A part is lines of records sorted by id. It is divided into blocks of whole lines, of about 64 KiB. Its index has for
-each block its position, its first id, and its CRC-32: enough to find, read and verify one document with
-one read. Archives have the same two files.
+A part consists of lines of records sorted by id. It is divided into blocks of whole lines, of about 64 KiB. For each
+block, its index has the offset, the first id and the CRC-32. That is enough to find and verify one document with one
+read. An archive has the same two files.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ BLOCK_BYTES = 64 * 1024
 # A part ends with the block that reaches this size: a writer holds it in memory, and one upload transfers it.
 PART_BYTES = 4 * 1024 * 1024
 
-# A part with more records from the shared log does not list their ids: each takes more than 5 bytes of the manifest,
-# which everybody reads.
+# A part with more records than this from the shared log does not list their ids: each takes more than 5 bytes of the
+# manifest, which every process reads.
 SHARED_MAX = 1024
 
 
 # gc=False, as of commits: a merge holds a million of them.
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """A record as its line, with the fields that sorting and copying need: copying never decodes or encodes.
+    """A record as its line, with the fields that sorting and copying need, so copying never decodes or encodes.
 
-    :ivar deleted: for a tombstone, when it first came into a snapshot; empty if that is about to happen, or if an older
-        program did not store it. None for a set.
+    :ivar deleted: for a tombstone, when it first came into a snapshot; empty if it is about to come into one, or if an
+        older program did not store the time. None for a set.
     :ivar shared: whether it is from the shared log.
     """
 
@@ -51,13 +51,13 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, record: Record, line: bytes) -> Row:
-        """:param record: of a snapshot."""
+        """:param record: from a snapshot."""
         deleted = (record.folded or "") if isinstance(record, Delete) else None
         return cls(record.id, line, deleted, record.agent == TRANSACTIONS)
 
     @classmethod
     def new(cls, record: Record) -> Row:
-        """The row of a record that comes from a log, whose own `folded` is ignored."""
+        """The row of a record from a log; the record's own `folded` is ignored."""
         if isinstance(record, Delete) and record.folded is not None:
             record = msgspec.structs.replace(record, folded=None)
         return cls.of(record, encode_commit(record))
@@ -98,7 +98,7 @@ prepare(Index)
 
 
 class File(msgspec.Struct, frozen=True):
-    """A part or an archive ready to be written: first the data, then its index, whose presence means both are whole."""
+    """A part or an archive ready to be written: first the data, then its index. If the index exists, both are whole."""
 
     part: Part
     data: bytes
@@ -106,8 +106,7 @@ class File(msgspec.Struct, frozen=True):
 
 
 class SomeLines(msgspec.Struct, frozen=True):
-    """Lines of sets in order of id, how many they are, and the ids of the first and the last. None is from the shared
-    log."""
+    """Lines of sets in order of id, with their number, and the first and the last id. No set is from the shared log."""
 
     text: bytes
     records: int
@@ -116,10 +115,10 @@ class SomeLines(msgspec.Struct, frozen=True):
 
 
 class SortedLines(Protocol):
-    """Rows of sets, none of them from the shared log, as lines that are not held individually."""
+    """Rows of sets as lines that are not held individually. No set is from the shared log."""
 
     def take(self, room: int) -> SomeLines | None:
-        """The next lines, up to `room` bytes, including the line that reaches them; None: there are no more."""
+        """The next lines, ending with the line that reaches `room` bytes; None: there are no more."""
 
 
 class _Builder:
@@ -188,7 +187,7 @@ class _Builder:
 
 
 def build_parts(run: str, rows: Iterable[Row | SortedLines]) -> Iterator[File]:
-    """The parts of a run from its rows in order of id. Holds one part in memory, besides those that it gave."""
+    """The parts of a run, from its rows in order of id. Holds one part in memory, besides those that it has yielded."""
     builder, number = _Builder(), 0
     for row in rows:
         more = True
@@ -206,19 +205,19 @@ def build_parts(run: str, rows: Iterable[Row | SortedLines]) -> Iterator[File]:
 
 
 def may_be_last(file: File) -> bool:
-    """Whether no part of a run comes after this one, most likely: it has not the size at which a part ends."""
+    """Whether this is most likely the last part of a run: it is smaller than the size at which a part ends."""
     return file.part.bytes < PART_BYTES
 
 
 class PartEnds:
-    """The ends of the parts that `build_parts` makes, from the lengths of the lines alone; for building them
+    """Finds where the parts that `build_parts` makes end, from only the lengths of the lines; for building them
     elsewhere."""
 
     def __init__(self) -> None:
         self._block = self._part = 0
 
     def add(self, length: int) -> bool:
-        """Whether a part ends with this line, which comes after those added before."""
+        """Add the next line. Returns whether a part ends with it."""
         self._block += length
         if self._block < BLOCK_BYTES:
             return False
@@ -240,7 +239,7 @@ def build_archive(path: str, rows: Iterable[Row]) -> File:
 def decode_index(data: bytes, data_path: str) -> Index:
     """The index beside the part or archive `data_path`.
 
-    :raises CorruptError: damaged, or its blocks cannot be.
+    :raises CorruptError: it is damaged, or its blocks are impossible.
     """
     path = index_path(data_path)
     index = decode_checked(data, Index, path)
@@ -293,12 +292,14 @@ def tier(size: int) -> int:
 
 
 def runs_to_merge(sizes: list[int]) -> int:
-    """How many of the newest runs to merge into one, given all runs' sizes in bytes, newest first; 1 for only the
-    newest.
+    """How many of the newest runs to merge into one. 1: the newest stays a run of its own.
 
-    Four neighbours of one tier (or below) become one of the next. So a record is rewritten once per tier, that is, the
-    logarithm to base 4 of the store's size, and there are at most three runs per tier. Merging two runs as soon as they
-    are of similar size would keep fewer runs and rewrite each record about four times per tier.
+    Four neighbouring runs of one tier (or below) become one run of the next tier. So a record is rewritten once per
+    tier. The number of tiers is the logarithm to base 4 of the store's size, and there are at most three runs per tier.
+    Merging two runs as soon as they have a similar size would keep fewer runs, but rewrite each record about four times
+    per tier.
+
+    :param sizes: the sizes of all runs in bytes, newest first.
     """
     merging, merged_bytes = 1, sizes[0]
     while True:
@@ -312,7 +313,8 @@ def runs_to_merge(sizes: list[int]) -> int:
 
 
 def newest_wins(rows: Iterable[tuple[str, int, T]]) -> Iterator[T]:
-    """The first row or record of each id. The input is sorted by (id, age of the run)."""
+    """The newest row or record of each id. The input is sorted by id, and within an id from the newest run to the
+    oldest."""
     previous: str | None = None
     for id, _, row in rows:
         if id != previous:
@@ -321,22 +323,22 @@ def newest_wins(rows: Iterable[tuple[str, int, T]]) -> Iterator[T]:
 
 
 class Ages(msgspec.Struct, frozen=True):
-    """How old tombstones are, by the storage's clock: counted from when they came into a snapshot first. By then they
-    could be read by everybody; their `ts` may be anything, as after an import.
+    """How old tombstones are, by the storage's clock. Their age counts from when they first came into a snapshot: by
+    then, every process could read them. Their `ts` does not help, since it may be any time, as after an import.
 
     :ivar now: the time of this compaction.
-    :ivar expired: tombstones from then or before may be removed; empty for none, if an older run may have a document
-        that a tombstone must go on hiding.
+    :ivar expired: tombstones from this time or before may be removed. Empty: none may be, since an older run may have a
+        document that a tombstone must go on hiding.
     """
 
     now: str
     expired: str
 
     def of(self, rows: Iterable[Row | L], uncompacted: Container[str]) -> Iterator[Row | L]:
-        """The rows without expired tombstones; all other tombstones have the time when they came into a snapshot.
+        """The rows without expired tombstones. All other tombstones get the time when they first came into a snapshot.
 
-        :param uncompacted: documents in commits that are not compacted. An older set among them must stay
-            hidden.
+        :param uncompacted: the documents of commits that are not compacted. Their tombstones stay, since one of these
+            commits may be an older set, which must stay hidden.
         """
         for row in rows:
             if not isinstance(row, Row) or row.deleted is None:

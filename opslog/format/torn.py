@@ -1,13 +1,13 @@
 """What a power cut can leave at the end of a segment, and how to distinguish it from damage. Pure.
 
-An append is durable before the next one to its segment begins. So only the last append can be partly on disk, in any
-form: cut short, or with zeros for bytes that did not get there, since a file's length can reach the disk before they
-do. No line of JSON has a zero byte.
+An append is durable before the next one to its segment begins. So only the last append can be partly on disk. It may be
+cut short, or have zeros in place of missing bytes, since a file's length can reach the disk before its bytes do. No
+line of JSON has a zero byte.
 
-Zeros in acknowledged commits, however, are damage, and must not pass for a torn tail. The lines behind them distinguish
-the two. Every line of an append except the first has ``"joined":true``: it was written together with the line before
-it. A whole line without it, somewhere behind the zeros, began another append, so everything before it had been
-durable.
+Zeros in acknowledged commits, however, are damage, and must not pass for a torn tail. The lines after the zeros
+distinguish the two. Every line of an append except the first has ``"joined":true``: it was written together with the
+line before it. A whole line without it, anywhere after the zeros, began another append, so everything before that line
+had been durable.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _JOINED = b',"joined":true}\n'
 
 
 def joined(line: bytes) -> bytes:
-    """A line that is written in one append with the line before it."""
+    """The line, marked as written in one append with the line before it."""
     return line[:-2] + _JOINED
 
 
 def last_append(data: bytes, is_start: bool) -> int | None:
-    """The beginning of the last append whose first line is whole, in `data`, the end of a segment; None if it is
-    before `data`.
+    """The offset at which the last append whose first line is whole begins; None if it begins before `data`.
 
+    :param data: the end of a segment.
     :param is_start: whether `data` begins with the beginning of a line, so that nothing before it matters.
     """
     end = data.rfind(b"\n") + 1
@@ -39,9 +39,12 @@ def last_append(data: bytes, is_start: bool) -> int | None:
 
 
 def sound_length(data: bytes) -> int:
-    """How much of `data`, the rest of a segment from the beginning of a line on, is to be read: up to the line in which
-    zeros begin, if everything from there on can be one append that was never acknowledged, else up to the last newline.
-    In the second case zeros are damage, and reading that line reports it."""
+    """How many bytes of `data` to read. If it has zeros, and everything from the line in which they begin can be one
+    append that was never acknowledged, it is read up to that line. Otherwise, it is read up to the last newline; zeros
+    are then damage, and decoding their line reports it.
+
+    :param data: the rest of a segment, from the beginning of a line on.
+    """
     zeros = data.find(_ZERO)
     end = data.rfind(b"\n") + 1
     if zeros < 0 or zeros >= end or any(map(_begins_append, data[zeros:end].split(b"\n"))):
@@ -50,8 +53,8 @@ def sound_length(data: bytes) -> int:
 
 
 def _begins_append(line: bytes) -> bool:
-    """Whether a line, here without its newline, is the whole first line of an append. If it has zeros, only the part
-    after the last of them counts."""
+    """Whether a line, passed without its newline, is the whole first line of an append. If it has zeros, only the bytes
+    after the last zero count."""
     rest = line.rpartition(_ZERO)[2]
     if not rest.startswith(b"{") or rest.endswith(_JOINED[:-1]):
         return False
