@@ -1,8 +1,8 @@
 """The threads a store may have: one that flushes buffered commits, one that compacts a tail that grew too long, and,
 with asyncio, one that writes.
 
-They start when there is something to do, never delay the interpreter's exit, and end with `close`. Until then
-nothing ends them: a run that fails is logged, and tried again.
+They start when there is work, never delay the interpreter's exit, and end with `close`. Until then nothing ends them: a
+failed run is logged and tried again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _RETRY_SECONDS_MAX = 3600.0
 class Worker:
     """Runs `work` in a thread of its own whenever it is woken, one run at a time.
 
-    After a failed run there is another one when it is woken, or else after a pause, which doubles from one failure
-    to the next, up to an hour.
+    After a failed run it tries again when it is woken, or after a pause. The pause doubles with each failure, up to an
+    hour.
 
     :param what: names `work`, as the subject of a sentence in the log.
-    :param subject: of the `logger` for failures.
-    :param delay_seconds: how long after being woken it waits for more, unless it is hurried.
+    :param subject: the subject of the `logger` for failures.
+    :param delay_seconds: how long after the last wake-up it waits for more, unless it has to hurry.
     :param retry_seconds: the first pause.
     """
 
@@ -51,19 +51,19 @@ class Worker:
         self._starting = threading.RLock()
         # The thread that does the work, or is about to. An exception may end it before it has begun.
         self._thread: threading.Thread | None = None
-        # Whether that thread has begun: from then on it notes its own end.
+        # Whether that thread has begun. If it has, it notes its own end.
         self._is_running = False
-        # All threads that may be alive. More than one if a start was interrupted, so that it was unknown whether it
-        # took place.
+        # All threads that may be alive. There is more than one if a start was interrupted, since it is then unknown
+        # whether the thread started.
         self._started: list[threading.Thread] = []
-        # Held by the thread that does the work; any other one waits, and takes its place if it ends.
+        # The thread that does the work holds this. Any other one waits, and takes over when that thread ends.
         self._turn = threading.Lock()
 
     def wake(self, hurry: bool = False) -> bool:
-        """Have `work` run soon; with `hurry`, now. Cheap when it is awake already.
+        """Have `work` run soon; with `hurry`, now. Cheap if the worker is awake already.
 
-        :returns: False if it will not run, because this process can start no more threads: do it yourself, or wake it
-            again later.
+        :returns: False if `work` will not run, because this process can start no more threads. The caller then does the
+            work itself, or wakes the worker again later.
         """
         if self._woken and self._is_running and (self._hurried or not hurry):
             return True
@@ -75,12 +75,12 @@ class Worker:
                 self._bell.ring()
                 rung = True
         finally:
-            if not rung:  # interrupted, or no thread: the next caller does not rely on it
+            if not rung:  # interrupted, or no thread: the next caller must not take the worker for awake
                 self._woken = self._hurried = False
         return rung
 
     def close(self) -> None:
-        """Let a run that is under way end, and then the thread."""
+        """Wait for a run that is under way, and end the thread."""
         self._closed = True
         self._bell.ring()
         with self._starting:
@@ -90,7 +90,7 @@ class Worker:
                 thread.join()
 
     def _start(self) -> bool:
-        """Whether there is a thread, or none is needed any more."""
+        """Start a thread if one is needed. Returns False if the process cannot start one."""
         with self._starting:
             if self._closed or (self._thread is not None and self._thread.is_alive()):
                 return True
@@ -102,7 +102,7 @@ class Worker:
             except RuntimeError:  # a limit of processes or of memory, or the interpreter ends
                 self._thread = None
                 return False
-            except BaseException:  # interrupted: the thread may be about to run, or never run
+            except BaseException:  # interrupted: it is unknown whether the thread will run
                 self._thread = None
                 raise
         return True
@@ -122,23 +122,23 @@ class Worker:
 
     def _work_until_closed(self) -> None:
         pause: float | None = None
-        self._woken = True  # a thread is only started when there is something to do
+        self._woken = True  # a thread is started only when there is work
         while not self._closed:
             try:
                 self._thread = threading.current_thread()
                 while self._await_turn(pause):
                     pause = self._try(pause)
-            except Exception:  # noqa: BLE001  (no memory to wait, or to log a failure)
+            except Exception:  # noqa: BLE001  (not enough memory to wait, or to log a failure)
                 pause = self._retry_seconds
 
     def _try(self, pause: float | None) -> float | None:
-        """Run once; returns how long to wait before the next attempt, None after a good run.
+        """Run `work` once. Returns how long to wait before the next attempt; None if it succeeded.
 
-        :param pause: as it was returned last time.
+        :param pause: the value that the last call returned.
         """
         try:
             self._work()
-        except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
+        except Exception as error:  # noqa: BLE001  (nobody else would see it)
             pause = self._retry_seconds if pause is None else min(2 * pause, _RETRY_SECONDS_MAX)
             surprise = None if isinstance(error, OpslogError) else error
             logger(self._subject).warning(
@@ -152,7 +152,7 @@ class Worker:
         return None
 
     def _await_turn(self, pause: float | None) -> bool:
-        """Wait until there is something to do, at the longest for `pause`; whether there is."""
+        """Wait until the worker is woken or closed, for `pause` at the longest. Returns False if it is closed."""
         while not (self._woken or self._closed):
             if pause is None:
                 self._bell.wait()

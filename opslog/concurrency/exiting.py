@@ -3,12 +3,11 @@
 So a program that ends without `close` (normally, by `sys.exit` or by an exception) loses nothing. A program that is
 killed, or calls `os._exit`, loses its unwritten commits; so does one that ends while its storage does not answer.
 
-A store that is opened while functions run at exit comes too late: functions registered then are not called any more. It
-buffers nothing (`is_ending`).
+If a store is opened while exit functions run, it is too late to register another one. So such a store buffers nothing
+(`is_ending`).
 
-Buffers cannot be written when a store is garbage collected instead: a finalizer may run in any thread at any point,
-also inside the lock that writing takes. This case does not arise, since the thread that writes the buffer keeps the
-store alive.
+A finalizer of the store could not write the buffer: it may run in any thread at any point, even inside the lock that
+writing takes. None is needed, since the thread that writes the buffer keeps the store alive.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Buffered(Protocol):
     """A store that may hold unwritten commits."""
 
     def write_at_exit(self) -> None:
-        """Write them; does nothing if the store is closed, or belongs to the parent of this process. Raises none of
+        """Write them. Does nothing if the store is closed, or belongs to the parent of this process. Raises none of
         opslog's errors."""
 
 
@@ -38,7 +37,7 @@ _registered: list[int] = []
 
 
 def write_at_exit(store: Buffered) -> None:
-    """Have the store's buffer written when this process ends. Costs nothing unless it is called."""
+    """Have the store's buffer written when this process ends."""
     _stores[id(store)] = store
     if forking.generation in _registered:
         return
@@ -53,15 +52,15 @@ def write_at_exit(store: Buffered) -> None:
 
 
 def is_ending() -> bool:
-    """Whether the functions that run at exit have begun, or are about to: right before them the interpreter marks its
-    main thread as ended. (It does not mark it if `threading` was not imported by then. So opslog cannot know this if it
-    is first imported by an exit function of a program that imports next to nothing else.)"""
+    """Whether the exit functions are running, or are about to: right before them, the interpreter marks its main thread
+    as ended. (It does not mark it if nothing has imported `threading` by then. So the result is wrong if an exit
+    function is the first to import opslog, in a program that imports hardly anything else.)"""
     return not threading.main_thread().is_alive()
 
 
 def _write_all() -> None:
-    # In one step, since other threads may still open stores.
+    # Listed in one step, since other threads may still open stores.
     stores = [store for reference in _stores.valuerefs() if (store := reference()) is not None]
-    with ExitStack() as stack:  # writes each of them, even if a warning is an error, or one is interrupted
+    with ExitStack() as stack:  # writes each of them, even if one is interrupted, or raises a warning as an error
         for store in stores:
             stack.callback(store.write_at_exit)

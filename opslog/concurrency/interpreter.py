@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # A thread that computes keeps the interpreter for `sys.getswitchinterval()`, 5 ms unless the program sets another
-# value. A durable set waits for the disk for a small part of that, and then for the interpreter, more than once. An
-# interval shorter than this one takes more of the computing, and hardly shortens the wait.
+# value. A durable set waits for the disk for only a small part of that time, but then for the interpreter, more than
+# once. A still shorter interval would slow down the computing thread, and hardly shorten the wait.
 _SECONDS = 0.0005
 
-# The collector of a server searches the youngest objects when so many more were made than freed: some megabytes.
+# In a server, the collector searches the youngest objects when this many more were made than freed: some megabytes.
 _NEW_OBJECTS = 20_000
 
 
@@ -64,7 +64,7 @@ def short_switch_interval() -> Iterator[None]:
 def lasting_imports() -> Iterator[None]:
     """The garbage collector does not run in such a block, and never traverses the objects that exist at its end.
 
-    It is for imports that stay to the end of a program. To search them several times took a fifth of the time of a
+    It is for imports that a program keeps until its end. Searching them several times took a fifth of the time of a
     short command.
     """
     gc.disable()
@@ -77,11 +77,11 @@ def lasting_imports() -> Iterator[None]:
 
 @contextmanager
 def rare_collection() -> Iterator[None]:
-    """Search for garbage less often while a server serves, and not among the objects that were there before.
+    """The garbage collector runs less often in such a block, and does not traverse the objects that existed before.
 
-    By default Python does so when 700 more objects were made than freed. The requests of 64 connections are more than
-    that, so the search took a fifth of the time of an append. It found nothing, since requests leave no reference
-    cycles.
+    By default, Python searches for garbage when 700 more objects were made than freed. The requests of 64 connections
+    make more than that, so the search took a fifth of the time of an append. It found nothing, since requests leave no
+    reference cycles.
     """
     before, had_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.collect()
@@ -96,5 +96,5 @@ def rare_collection() -> Iterator[None]:
 
 
 def end_quickly() -> None:
-    """Before the end of a program: its last search for garbage has nothing to traverse."""
+    """Call it before the end of a program, so that its last search for garbage has nothing to traverse."""
     gc.freeze()

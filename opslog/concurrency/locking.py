@@ -1,13 +1,13 @@
 """Locks and wake-ups that are safe when a signal handler interrupts them.
 
-CPython runs the handler of a signal in the main thread, between two steps of that thread's code, and so
-possibly while it holds a lock. The handler may raise (Ctrl-C, alarms), and it may call the store again. Therefore:
+CPython runs the handler of a signal in the main thread, between two steps of that thread's code, possibly while the
+thread holds a lock. The handler may raise (Ctrl-C, alarms), and it may call the store again. Therefore:
 
 - A lock of `threading` is taken by ``with`` on the lock itself. A handler cannot run between taking it and entering the
-  block. Between ``acquire()`` and a ``try``, and inside a context manager written in Python, it can, and the
-  lock would stay taken for ever.
-- `threading.Condition` and `threading.Event` are such context managers inside; a `Bell` does without.
-- Code that a thread must not enter again while it is inside is a `Section`, not a lock.
+  block. It can run between ``acquire()`` and a ``try``, and inside a context manager written in Python; if it raised
+  there, the lock would stay taken for ever.
+- `threading.Condition` and `threading.Event` are such context managers inside. A `Bell` is not.
+- If a thread must not enter some code again while it is inside, that code is a `Section`, not a lock.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from opslog.errors import UsageError
 
 R = TypeVar("R")
 
-# The longest wait before the lock is tried again, because locks refuse timeouts of centuries.
+# The longest timeout of a wait: locks refuse timeouts of centuries.
 _SECONDS_MAX = 1e6
 
 
 class Section:
-    """A part of the code that one thread at a time is in, and none twice.
+    """A part of the code that one thread at a time is in. No thread enters it again while it is inside.
 
-    The same thread comes again only from a signal handler (or a finalizer) that interrupted it in here. With a plain
-    lock it would wait for itself; with only a reentrant lock it would continue from a half-done state.
+    A thread could do that only in a signal handler (or a finalizer) that interrupted it in here. With a plain lock it
+    would wait for itself; with only a reentrant lock it would continue from a half-done state.
 
-    :ivar holder: the thread that is in it, by `threading.get_ident`; None: nobody, for the moment.
-    :ivar lock: held by who is in it.
+    :ivar holder: the thread that is in it, by `threading.get_ident`; None: no thread, for the moment.
+    :ivar lock: the thread that is in it holds this lock.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,8 @@ class Section:
         me = threading.get_ident()
         if self.holder == me:
             raise reentered()
-        # Reentrant, for a handler that comes before the holder is noted: it has all of the section to itself.
+        # Reentrant, for a handler that comes before the holder is noted. Nothing is half-done then, so the handler may
+        # go through the whole section.
         with self.lock:
             try:
                 self.holder = me
@@ -57,7 +58,7 @@ class Section:
 
 
 def reentered() -> UsageError:
-    """The error for a thread that enters again."""
+    """The error for a thread that enters a section again."""
     return UsageError(
         "this call comes from a signal handler that interrupted another call of the same store, which has to end "
         "first, and nothing was done: let the handler set a flag, and make the call after it"
@@ -65,7 +66,8 @@ def reentered() -> UsageError:
 
 
 class Bell:
-    """Wakes one waiting thread; a ring that comes before the wait is not lost. Both may be called from anywhere."""
+    """Wakes one waiting thread. A ring that comes before the wait is not lost. Any thread or signal handler may call
+    both methods."""
 
     def __init__(self) -> None:
         self._silence = threading.Lock()
@@ -78,24 +80,25 @@ class Bell:
             """It has already been rung since the last wait."""
 
     def wait(self, seconds: float = _SECONDS_MAX) -> bool:
-        """Return when it is rung, or after a while (11 days at the most); returns whether it was rung."""
+        """Wait until it is rung, or for so many seconds (11 days at the most). Returns whether it was rung."""
         return self._silence.acquire(timeout=min(seconds, _SECONDS_MAX))
 
 
 class Awaited(Protocol):
-    """An object that one thread may wait for, while others finish it.
+    """An object that one thread may wait for, while other threads finish it.
 
-    :ivar bell: of the thread that waits, if one does.
+    :ivar bell: the bell of the waiting thread, if there is one.
     """
 
     bell: Bell | None
 
 
 def sleep(awaited: Awaited) -> None:
-    """Wait for `wake`, which may have come already. Return after a while in any case, since the wake may have gone to a
-    thread that Ctrl-C ended between queueing and waiting.
+    """Wait for `wake`, which may have been called already. Returns after a second in any case, since the wake-up may
+    have gone to a thread that Ctrl-C ended between queueing and waiting.
 
-    The first call only makes the bell, without which no thread is woken; the caller checks once more before it waits.
+    The first call only makes the bell, without which `wake` does nothing. So the caller checks once more whether it has
+    to wait.
     """
     if awaited.bell is None:
         awaited.bell = Bell()
@@ -104,6 +107,6 @@ def sleep(awaited: Awaited) -> None:
 
 
 def wake(awaited: Awaited) -> None:
-    """Let the thread that waits for it check again."""
+    """Wake the thread that waits for an object, so that it checks again."""
     if awaited.bell is not None:
         awaited.bell.ring()

@@ -1,4 +1,4 @@
-"""Threads for work that waits for a storage or needs no GIL, while the caller prepares more of it."""
+"""Threads for work that waits for a storage or needs no GIL, while the caller prepares the next items."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How many calls run at most if they wait: with two, the bytes of one are copied while another waits for the disk.
+# How many calls run at once by default: with two, the bytes of one are copied while another waits for the disk.
 _AT_ONCE = 2
 
 
@@ -31,7 +31,7 @@ class _Call(Generic[T, R]):
     def _run(self) -> None:
         try:
             self._results.append(self._work(self._item))
-        except BaseException as error:  # noqa: BLE001  (who asks for the result gets it)
+        except BaseException as error:  # noqa: BLE001  (`result` raises it)
             self._error = error
 
     def wait(self) -> None:
@@ -48,18 +48,18 @@ class _Call(Generic[T, R]):
 def overlapped(
     work: Callable[[T], R], items: Iterable[T], may_be_last: Callable[[T], bool], at_once: int = _AT_ONCE
 ) -> Iterator[R]:
-    """The results of `work` for each item, in order. While it works on an item the next ones are taken. None runs any
-    more when this ends, whatever the reason.
+    """The results of `work` for each item, in order. While it works on an item, the next items are taken. When the
+    iteration ends, for whatever reason, no call is running any more.
 
-    :param may_be_last: whether most likely no item comes after one. It is done in the caller's thread: so who has a
+    :param may_be_last: whether an item is most likely the last one. Such an item is done in the caller's thread, so a
         single item needs no other thread.
     :param at_once: how many calls run at once at the most.
-    :raises: what `work` has raised, for the first item for which it did.
+    :raises: the error of `work` for the first item for which it failed.
     """
     under_way: deque[_Call[T, R]] = deque()
 
     def first_result() -> R:
-        result = under_way[0].result()  # it stays among them until it has ended: an exception may come meanwhile
+        result = under_way[0].result()  # it stays in the queue until it has ended: an exception may come meanwhile
         under_way.popleft()
         return result
 
