@@ -1,8 +1,8 @@
 """Copying a store to another storage: a directory to S3, and back. The source may be in use.
 
-Every commit acknowledged before the copy began is in it, and some of those written meanwhile. Data is copied first and
-manifests last, so the target is no store before it is whole. An interrupted copy can be continued: a file that exists
-is read back and compared.
+The copy has every commit that was acknowledged before it began, and some of those written meanwhile. Data is copied
+first and manifests last, so the target is not a store before it is whole. An interrupted copy can be continued: a file
+that exists is read back and compared.
 """
 
 from __future__ import annotations
@@ -38,8 +38,13 @@ _LARGE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The contents of a copy: `files` with `bytes`, `written` of them now, the others by an earlier attempt; and the
-    result of verifying the whole target."""
+    """The result of a copy.
+
+    :ivar files: how many files the copy has.
+    :ivar bytes: their total length.
+    :ivar written: how many of them this attempt wrote; an earlier one wrote the others.
+    :ivar report: the result of verifying the whole target.
+    """
 
     files: int
     bytes: int
@@ -58,15 +63,15 @@ def copy(
     :param progress: called with (bytes copied, bytes to copy at most).
     :param verifying: called with (bytes of the copy verified, bytes to verify).
     :raises NotFoundError: there is no store at the source.
-    :raises UsageError: the target is another store; or it lies in the source, or the other way round.
-    :raises LockedError: another process is copying to it.
-    :raises WriteFailedError: try again, and the copy continues.
+    :raises UsageError: the target is another store; or one of the two places lies in the other.
+    :raises LockedError: another process is copying to the target.
+    :raises WriteFailedError: the target refused a write. Call it again to continue the copy.
     """
     check_apart(source.url, target.url)
     with target.lock(LOCK):
         work = _Work(source, target, progress)
         manifests = ManifestStore(source)
-        # The manifests wait until it is certain that everything was copied before it could be collected.
+        # The manifests are written only when it is certain that every file was copied before it could be collected.
         plan = manifests.read_consistently(manifests.newest, lambda newest: work.copy_data())
         for path, data in plan.items():
             work.put(path, data)
@@ -74,10 +79,10 @@ def copy(
 
 
 def check_apart(source: str, target: str) -> None:
-    """Check that a copy from one of these URLs to the other leaves the source unchanged; call it before making the
+    """Check that a copy from one of these URLs to the other leaves the source unchanged. Call it before making the
     target.
 
-    :raises UsageError: they lead to one place, or one of them into the other.
+    :raises UsageError: both lead to the same place, or one of them leads into the other.
     """
     if overlap(source, target):
         raise UsageError(
@@ -106,7 +111,7 @@ class _Work:
     def copy_data(self) -> dict[str, bytes]:
         """Copy all files except the manifests; return the manifests by path, oldest first.
 
-        :raises MissingFileError: a compaction of the source collected a file first.
+        :raises MissingFileError: the source collected a file before it was copied.
         """
         numbers = [number for number, _ in ManifestStore(self._source).entries()]
         manifests = {manifest_path(number): self._source.read(manifest_path(number)) for number in numbers}
@@ -116,7 +121,7 @@ class _Work:
         self._check_target(manifests)
         needed = self._needed(decoded)
         self._forget_others(needed)
-        # An attempt that a compaction overtook may have copied much; of these files only logs can have grown since.
+        # An earlier attempt that met a collected file may have copied much. Of those files, only logs can have grown.
         entries = [entry for entry in needed if self.done.get(entry.path, -1) < entry.size]
         total, copied = sum(entry.size for entry in needed), sum(self.done.values())
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -155,12 +160,12 @@ class _Work:
                 )
 
     def _copy(self, entry: Entry) -> int:
-        # No more of a log than was listed before the archives: later commits may delete documents that went into an
-        # archive.
+        # Only the bytes of a log that were listed before the archives: later commits may delete documents that went
+        # into an archive which is not copied.
         return self.put(entry.path, self._source.read(entry.path, 0, entry.size))
 
     def put(self, path: str, data: bytes) -> int:
-        """Make sure that the target has a file with these bytes. Returns their number."""
+        """Make sure that the target has a file with these bytes. Returns its length."""
         size = self._existing.get(path)
         if size is None or self._differs(path, size, data):
             if size is not None:

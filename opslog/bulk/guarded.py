@@ -1,7 +1,8 @@
 """Writing guarded documents without an open store, in the name of other agents: for imports and Spark's jobs.
 
-A store that only reads finds out which documents are guarded. The commits are written as every transaction is
-(`opslog.replica.deciding`), each under the name of its author. For a store without transactions this costs nothing.
+A replica that only reads finds out which documents are guarded. Their commits are written in the same way as all
+transactions (`opslog.replica.deciding`), each under the name of its author. In a store without transactions this costs
+nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from opslog.replica.transaction import Transaction, write
 
 R = TypeVar("R")
 
-# How many commits are decided together: each begins with a copy of the writes of those before it.
+# How many commits are decided together: each of them begins by copying the writes of those before it.
 _TOGETHER = 1000
 
 
@@ -31,7 +32,7 @@ class GuardedWriter:
     """Finds the commits that go to the shared log, and writes them there. Used by one thread at a time.
 
     :param agent: the author of commits that name none.
-    :ivar clock: the greatest that was read or written here.
+    :ivar clock: the greatest clock that was read or written here.
     """
 
     def __init__(self, backend: Backend, agent: str, environment: Environment) -> None:
@@ -63,9 +64,9 @@ class GuardedWriter:
         self._replica.news.take_all()
 
     def split(self, commits: Iterable[Commit]) -> tuple[list[Commit], list[Commit]]:
-        """The commits that go to their agents' logs, and those that go to the shared log. The latter write a document
-        that is guarded, or that a commit before them has made guarded. So all of the former may be written first, and
-        the commits of every document stay in order.
+        """The commits that go to their agents' logs, and those that go to the shared log. A commit goes to the shared
+        log if it writes a document that is guarded, or that an earlier one of these commits writes there. So all
+        commits for the agents' logs may be written first, and the commits of every document stay in order.
         """
         plain: list[Commit] = []
         shared: list[Commit] = []
@@ -82,8 +83,8 @@ class GuardedWriter:
     def write(self, commits: Sequence[Commit], above: int = 0) -> None:
         """Write commits to the shared log unconditionally, each in the name of its agent, with the current time.
 
-        :param above: the least clock that they come after.
-        :raises WriteFailedError: some of them may be in the log: those before the one that failed.
+        :param above: their clocks are greater than this one.
+        :raises WriteFailedError: the commits before the one that failed may be in the log.
         :raises LockedError: likewise.
         :raises CommitUnknownError: likewise.
         """

@@ -1,8 +1,8 @@
 """Writing imported commits: each into the log of its agent, in the order in which they came.
 
-A store has one live writer per agent, and an import writes for all of its agents; it takes their names one after the
-other, and only while it appends. Commits are collected up to about 64 MiB before any of them is stamped and written, so
-that an import of a thousand authors is not a thousand open logs, and a mistake in a small file leaves nothing behind.
+A store has one live writer per agent, and an import writes for many agents. So it takes their names one after the
+other, and only while it appends. It collects commits up to about 64 MiB before it stamps and writes any of them. So an
+import with a thousand authors does not keep a thousand logs open, and a mistake in a small file writes nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,14 @@ _PROGRESS_COMMITS = 100
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """The result of an import: `commits` with `ops` in them, written into the logs of `agents`; `clock`: of the last
-    commit; `deletes`: how many of the ops are deletes."""
+    """The result of an import.
+
+    :ivar commits: how many commits were written.
+    :ivar ops: how many ops they have.
+    :ivar agents: how many agents they are from.
+    :ivar clock: the clock of the last commit.
+    :ivar deletes: how many of the ops are deletes.
+    """
 
     commits: int = 0
     ops: int = 0
@@ -57,19 +63,19 @@ def ingest(
     """Append imported commits to their agents' logs; creates the store if there is none and there is something to
     write.
 
-    They come after everything that is in the store: where a document exists already, the imported one wins. So an
-    import that stopped half-way may simply be run again. Commits that write guarded documents go to the shared log,
-    with their agent as author, and with the time of the import: times do not go back there.
+    They come after everything that is in the store: if a document exists already, the imported one wins. So an import
+    that stopped half-way may simply be run again. Commits that write guarded documents go to the shared log, with their
+    agent as author. They get the time of the import, because times never go back in that log.
 
     :param agent: the agent of commits that name none.
-    :param progress: called every hundred commits, with how many were read so far.
+    :param progress: called every hundred commits, with the number of commits read so far.
     :raises InvalidNameError: an agent is called ``transactions``.
     :raises AgentBusyError: a live process writes under one of the agents' names.
-    :raises RetryError: one of them came back and wrote meanwhile, or was sealed.
-    :raises WriteFailedError: this process was paused for most of the tombstone TTL, or the storage refuses. Commits
-        written before the error stay.
-    :raises CommitUnknownError: this process was paused for long, or the storage did not answer, and it is unknown
-        whether the last agent's commits are in its log.
+    :raises RetryError: one of the agents wrote meanwhile, or was sealed.
+    :raises WriteFailedError: this process was paused for most of the tombstone TTL, or the storage refused a write.
+        Commits that were written before the error stay.
+    :raises CommitUnknownError: this process was paused for long, or the storage did not answer. It is unknown whether
+        the last agent's commits are in its log.
     """
     names: set[str] = set()
     writer = _Writer(backend, agent, environment)
@@ -125,8 +131,8 @@ def ingest_archives(
     """Write (period, id, document) into the archives of these periods; creates the store if there is none.
 
     :param agent: with `clock`, the stamp of the archived records.
-    :returns: the number of documents in each period. Importing again adds them once more; loading a period returns each
-        of them once.
+    :returns: the number of documents in each period. A second import adds them to the archives again, but loading a
+        period returns each of them once.
     """
     ts = format_ts(environment.time())
     periods: dict[str, dict[str, Set]] = {}
@@ -143,7 +149,7 @@ def ingest_archives(
 
 
 class _Writer:
-    """Stamps commits above everything in the store, and appends them.
+    """Gives commits stamps above all that are in the store, and appends them.
 
     :ivar clock: has observed everything that was read.
     """
@@ -155,7 +161,7 @@ class _Writer:
         self._environment = environment
         self._manifests = ManifestStore(backend)
         self._cursors: dict[str, Cursor] = {}
-        # Only if the store has transactions.
+        # None as long as the store has no transactions.
         self._guarded: GuardedWriter | None = None
 
     def write(self, commits: list[Commit]) -> None:
@@ -187,7 +193,7 @@ class _Writer:
         return self._guarded.split(commits)
 
     def _read_to_ends(self, found: Survey) -> Manifest:
-        """Read what is new in all logs, for its clocks."""
+        """Read the new commits of all logs, for their clocks."""
         self.clock.observe(found.manifest.clock)
         cursors = found.cursors
         for _, cursor in read_on(self._backend, cursors, unread(cursors, found.segments)):
@@ -198,7 +204,7 @@ class _Writer:
     def _append(self, agent: str, lines: bytes, freshness: Freshness) -> None:
         appender = take_name(self._backend, agent, self._environment)
         try:
-            # Read after the name was taken: if a log was collected since, only the cut says which numbers it used.
+            # Read after the name was taken: if the log was collected, only the cut shows which numbers it has used.
             newest = freshness.read_newest() if self._backend.segments_grow else freshness.newest
             own = self._own_end(agent, newest.cut.get(agent, START))
             WriterSession(self._backend, appender, own, freshness, self.clock).append(lines)
@@ -208,10 +214,11 @@ class _Writer:
             appender.close()
 
     def _own_end(self, agent: str, cut: Cut) -> Cursor:
-        """The end of an agent's log, whose name is held. Nothing may have come after the part that was read, since its
-        clocks may be above those given here.
+        """The end of an agent's log, whose name is held. The log must not have grown since it was read, because the
+        clocks of new commits may be above those given here.
 
-        :param cut: of this log in the newest manifest.
+        :param cut: the cut of this log in the newest manifest.
+        :raises RetryError: the log has grown.
         """
         cursor = msgspec.structs.replace((self._cursors.get(agent) or Cursor(agent)).moved_to(cut))
         try:

@@ -1,7 +1,7 @@
 """Replay into files: all documents of a state as lines of JSON, as Parquet, or as a store that has only them.
 
-One process, which reads the logs once. The output gets its name when it is whole: it is written into a directory beside
-it, under a name that begins with a dot, which is then renamed.
+One process reads the logs once. It writes the output into a directory beside the final place, under a name that begins
+with a dot, and renames that directory when the output is whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Format = Literal["jsonl", "parquet", "store"]
 # Called with the number of documents written so far.
 Progress = Callable[[int], None]
 
-# How many documents are written, at least, between two reports of progress.
+# The least number of documents between two reports of progress.
 _TOGETHER = 1000
 
 # The size of a Parquet row group before compression: a writer, and then each reader, holds one in memory.
@@ -39,7 +39,7 @@ _ROW_GROUP_BYTES = 64 * 1024 * 1024
 # The position of the time in a line.
 _TS = slice(len(b'{"ts":"'), len(b'{"ts":"2026-11-20T12:00:00.000000Z'))
 
-# The number of the one manifest of a store that is written here: number 1 would have to be empty.
+# The number of the only manifest of a store that is written here: number 1 would have to be empty.
 _NUMBER = 2
 
 
@@ -49,15 +49,15 @@ def write_state(
     """Write all documents of a state, in order of id, into a directory that is empty or does not exist.
 
     jsonl: ``part-00000.jsonl``, a log line per document, with its stamp, as `opslog export` writes it.
-    parquet: ``part-00000.parquet`` with the columns id, data (JSON text), clock, agent, ts, v, and, of transactions,
+    parquet: ``part-00000.parquet`` with the columns id, data (JSON text), clock, agent, ts, v, and, for transactions,
     by and tx.
-    store: a store whose snapshot has these documents, and whose clock goes on where that of the state is.
+    store: a store whose snapshot has these documents, and whose clock continues from that of the state.
 
     :param progress: see `Progress`.
     :returns: the number of documents.
     :raises UsageError: the directory is not empty.
-    :raises RetryError: files that the state needs were collected meanwhile. After this and any other error, nothing is
-        left behind.
+    :raises RetryError: files that the state needs were collected meanwhile. After this or any other error, all output
+        is removed.
     """
     with new_directory(directory, environment.nonce()) as place:
         report = progress or (lambda _: None)
@@ -70,9 +70,8 @@ def write_state(
 
 @contextmanager
 def new_directory(path: Path, nonce: str) -> Iterator[Path]:
-    """A directory to fill. It gets the name `path` at the end, when all of it is on disk; after an error it is gone.
-
-    After a crash it stays under the name ``.<name>.<nonce>``.
+    """A directory to fill. At the end, when everything is on disk, it is renamed to `path`. After an error it is
+    removed. After a crash it stays under the name ``.<name>.<nonce>``.
 
     :raises UsageError: `path` exists, and is not an empty directory.
     """
@@ -122,7 +121,7 @@ def _write_lines(rows: Iterable[Row | SortedLines], path: Path, progress: Progre
 
 
 def _texts(rows: Iterable[Row | SortedLines]) -> Iterator[tuple[bytes, int]]:
-    """Their lines, one or more at a time, and how many these are."""
+    """The lines of the rows, one or more at a time, and their number."""
     for row in rows:
         if isinstance(row, Row):
             yield row.line, 1
@@ -198,24 +197,24 @@ def _greatest_ts(lines: bytes) -> str:
 
 
 def new_run(environment: Environment) -> Run:
-    """The run of a store that `create_store` is going to make, without its parts."""
+    """The run for `create_store`, still without parts."""
     return Run(run_name(_NUMBER, environment.nonce()), [])
 
 
 def create_store(
     target: Backend, run: Run, environment: Environment, *, settings: Settings, clock: int, ts: str, guarded: int
 ) -> None:
-    """Make a store of a run whose parts exist and contain only sets.
+    """Make a store from a run whose parts exist and contain only sets.
 
-    :param clock: the clock after which agents go on; at least that of every record.
-    :param ts: the greatest of all records.
-    :param guarded: how many of them are from the shared log.
+    :param clock: agents continue after this clock; it is at least that of every record.
+    :param ts: the greatest `ts` of the records.
+    :param guarded: how many records are from the shared log.
     """
     # The cut of the shared log shows writers that there may be guarded documents. Its commits count as compacted and
-    # collected: it goes on in the segment after that.
+    # collected, in segment 1: the log goes on in segment 2.
     cut = {TRANSACTIONS: Cut(2, 0, guarded)} if guarded else {}
     make_identity(target, environment.nonce())
-    # The only manifest, and the oldest: this store has no past that could be read.
+    # The only manifest is also the oldest one, since this store has no past that could be read.
     ManifestStore(target).create(
         Manifest(
             number=_NUMBER,

@@ -37,7 +37,7 @@ _registered: list[int] = []
 
 
 def write_at_exit(store: Buffered) -> None:
-    """Have the store's buffer written when this process ends."""
+    """Have the store's buffer written when this process ends. Nothing is registered at exit before the first call."""
     _stores[id(store)] = store
     if forking.generation in _registered:
         return
