@@ -1,26 +1,26 @@
-"""What moves bytes, in C, where that was built.
+"""The kernel: functions in C that read and write bytes, if they were built.
 
-Python decides, and is the reference. Whoever uses something of this module has a Python path beside it that does the
-same, and takes that wherever the name is None here, or the call returns None. With `OPSLOG_KERNEL=0` in the environment
-of the process all of it is None.
+Python decides, and is the reference. Each caller of a function in this module also has a Python path that does the
+same. It takes that path if the function is None here, or if the call returns None. With `OPSLOG_KERNEL=0` in the
+environment of the process, all functions are None.
 """
 
 from __future__ import annotations
 
 import os
 
-# What the C file must say of itself. Another number is another build, such as one that an older checkout has left.
+# The number that the C file must have. A build with another number is not used, such as one from an older checkout.
 _INTERFACE = 7
 
 try:
     from opslog.kernel import _kernel
 
     IS_USED = _kernel.INTERFACE == _INTERFACE and os.environ.get("OPSLOG_KERNEL") != "0"
-except ImportError:  # no compiler was there at the install, or this Python has no stable ABI
+except ImportError:  # there was no compiler at the install, or this Python has no stable ABI
     _kernel = None  # type: ignore[assignment]
     IS_USED = False
 
-# What `stats()` says.
+# The name in `stats()`.
 NAME = "C" if IS_USED else "Python"
 
 encode = _kernel.encode if IS_USED else None

@@ -1,10 +1,10 @@
 /* The kernel: loops over bytes and documents, for which Python is too slow. One file, limited API, no dependencies.
  *
- * Python decides and is the reference. Each function here either does exactly what its Python path does, or says that
- * it does not know: it returns None, and the caller goes the Python path. On any doubt it does not know.
+ * Python decides and is the reference. Each function here does exactly what its Python path does, or it declines: it
+ * returns None, and the caller takes the Python path. If there is any doubt, it declines.
  *
  * Memory: every allocation is checked; no byte outside of a buffer is read. Nothing here calls Python code while it
- * walks a Python object, so nothing changes under it as long as the interpreter's lock is held.
+ * traverses a Python object, so no object changes meanwhile as long as the interpreter's lock is held.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -17,7 +17,7 @@
 #include <emmintrin.h>
 #endif
 
-/* Changes with what the functions take and return: opslog/kernel/__init__.py refuses another one. */
+/* Raise it when a function takes or returns something else: opslog/kernel/__init__.py refuses other numbers. */
 #define INTERFACE 7
 
 /* orjson writes at most this many levels, and so does the format. */
@@ -85,7 +85,7 @@ encode(PyObject *module, PyObject *args)
     /* The encoder runs no Python code for these types, so it sees what was walked. */
     PyObject *text = PyObject_CallFunctionObjArgs(dumps, document, NULL);
     if (text == NULL) {
-        /* What is wrong with it the Python path says. */
+        /* The Python path raises the error that says what is wrong. */
         if (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError)
             || PyErr_ExceptionMatches(PyExc_RecursionError)) {
             PyErr_Clear();
@@ -363,8 +363,8 @@ hex_value(unsigned char byte)
     return byte >= 'a' && byte <= 'f' ? byte - 'a' + 10 : -1;
 }
 
-/* Where a string ends, behind its closing quote, of which `at` is behind the opening one; NULL: no string in UTF-8, or an
- * escaped surrogate, or escapes where there may be none. */
+/* The end of a string, behind its closing quote; `at` is behind its opening quote. NULL: it is no string in UTF-8, or it
+ * has an escaped surrogate, or it has escapes and must not. */
 static Bytes
 skip_string(Bytes at, Bytes end, int may_escape)
 {
@@ -605,7 +605,7 @@ compare_texts(const void *one, size_t length, const void *other, size_t other_le
     return order ? order : (length > other_length) - (length < other_length);
 }
 
-/* A string without escapes, of which `at` is behind the opening quote. Where what follows it begins. */
+/* Read a string without escapes; `at` is behind its opening quote. Returns the position behind the string. */
 static Bytes
 read_text(Bytes at, Bytes end, Text *text)
 {
@@ -616,7 +616,8 @@ read_text(Bytes at, Bytes end, Text *text)
     return at;
 }
 
-/* What each line begins with: ts and clock. Where its agent begins, behind the quote; NULL: it has another form.
+/* Read the beginning of a line: ts and clock. Returns where its agent begins, behind the quote; NULL: the line has another
+ * form.
  * :param ts: NULL: it is not needed. */
 static Bytes
 read_times(Bytes at, Bytes end, uint64_t *ts, uint64_t *clock)
@@ -628,8 +629,8 @@ read_times(Bytes at, Bytes end, uint64_t *ts, uint64_t *clock)
     return SKIP(at, end, ",\"agent\":\"");
 }
 
-/* What a record of a snapshot begins with, those of transactions too. Where its op begins, with the comma before it; NULL: it
- * has another form. */
+/* Read the beginning of a record of a snapshot, also of a transaction. Returns where its op begins, with the comma before
+ * it; NULL: the record has another form. */
 static Bytes
 read_signature(Bytes at, Bytes end, uint64_t *clock, Text *agent)
 {
@@ -649,7 +650,7 @@ typedef struct {
     uint32_t id, id_length, data, data_length;
 } Line;
 
-/* What a line of the usual form begins with: ts, clock and agent. Where its op begins; NULL: it has another form. */
+/* Read the beginning of a line: ts, clock and agent. Returns where its op begins; NULL: the line has not the usual form. */
 static Bytes
 read_head(Bytes at, Bytes end, Bytes agent, size_t agent_length, Line *line)
 {
@@ -660,7 +661,7 @@ read_head(Bytes at, Bytes end, Bytes agent, size_t agent_length, Line *line)
     return SKIP(at, end, "\",\"op\":\"");
 }
 
-/* What follows the op of a set: id, data and v. Where that ends; NULL: it has another form. */
+/* Read the fields of a set that follow its op: id, data and v. Returns where they end; NULL: they have another form. */
 static Bytes
 read_set(Bytes base, Bytes at, Bytes end, Line *line)
 {
@@ -688,7 +689,7 @@ read_set(Bytes base, Bytes at, Bytes end, Line *line)
     return line->id_length < ID_MAX && line->data_length < DATA_MAX && line->v < V_MAX ? at : NULL;
 }
 
-/* Whether nothing follows but the end of the line, with or without what says that it was written with the one before. */
+/* Whether only the end of the line follows, with or without the field `joined`. */
 static int
 is_line_end(Bytes at, Bytes end)
 {
@@ -1054,7 +1055,7 @@ head_of(const char *at)
     return record;
 }
 
-/* The slot of an id, or the empty one where it would be. There is an empty one. */
+/* The slot of an id, or the empty slot where it would be. The table always has an empty slot. */
 static size_t
 find_slot(const Table *table, uint64_t hash, const char *id, size_t length)
 {
@@ -1214,7 +1215,8 @@ agent_number(Table *table, PyObject *agent)
     return (int)count;
 }
 
-/* A large table is in no cache: so many lines before a record is compared it is asked for, and its slot as many earlier. */
+/* A large table does not fit in a cache. So a record is prefetched this many lines before it is compared, and its slot
+ * this many lines before that. */
 #define AHEAD 8
 
 /* Take in the sets of a chunk. 0; -1 with an exception. */
@@ -1336,7 +1338,8 @@ utf8_of(PyObject *string, Py_ssize_t *length)
     return text;
 }
 
-/* The record of an id, NULL where there is none, or with an exception. What is no string is no id, and none has it. */
+/* The record of an id; NULL if there is none, or with an exception. An object that is no string is no id, so it has no
+ * record. */
 static const char *
 find_record(Table *table, PyObject *id)
 {
@@ -1382,8 +1385,8 @@ table_get(PyObject *self, PyObject *id)
                          (Py_ssize_t)record.data_length, (unsigned long)record.v);
 }
 
-/* What is sorted: the first 16 bytes of an id as two numbers, with zeros behind a shorter one, and the reference. No id
- * here has a zero byte, which JSON escapes. */
+/* A key to sort by: the first 16 bytes of an id as two numbers, padded with zeros, and the reference. No id here has a
+ * zero byte, since JSON escapes it. */
 typedef struct {
     uint64_t words[2];
     uint32_t reference, length;
@@ -1405,8 +1408,8 @@ word_at(const char *id, size_t length, size_t from)
     return word;
 }
 
-/* Sort by `words`: byte by byte from the last one, but for those in which all are alike. Returns where the result is, in
- * `keys` or in `spare`. */
+/* Sort by `words`: byte by byte, beginning with the last one, and skipping bytes that are the same in all keys. Returns
+ * the array that has the result, `keys` or `spare`. */
 static Key *
 sort_by_words(Key *keys, Key *spare, size_t count)
 {
@@ -1450,8 +1453,7 @@ compare_long_keys(const void *one, const void *other)
     return compare_texts(left->id, left->length, right->id, right->length);
 }
 
-/* Put references in order of id, of which the first bytes, `from` of them, are alike. `keys` and `spare` have room for as
- * many keys. */
+/* Sort references by id. The first `from` bytes of all ids are the same. `keys` and `spare` have room for `count` keys. */
 static void
 sort_references(const Table *table, uint32_t *order, size_t count, size_t from, Key *keys, Key *spare)
 {
@@ -1683,7 +1685,7 @@ get_names(Table *table, Names *names)
     return 0;
 }
 
-/* The bytes of lines from one place on, up to the line with which they have `room` bytes; moves `stop` there. */
+/* The bytes of the lines from `start` on, ending with the line that reaches `room` bytes; sets `stop` behind that line. */
 static size_t
 measure(const Table *table, const Names *names, size_t start, size_t *stop, size_t room)
 {
@@ -1790,8 +1792,8 @@ static PyType_Spec table_spec = {
 
 /* -- fields of documents ------------------------------------------------------------------------------------------- */
 
-/* What has more is left to Python: names in the objects that a value lies in, digits of an integer (these fit in 64 bits),
- * bytes of another number, digits of its exponent (these are no infinity), and fields that are asked for. */
+/* Values and calls above these limits are left to Python: names in the objects around a value; digits of an integer (this
+ * many fit in 64 bits); bytes of another number; digits of its exponent (this many give no infinity); fields asked for. */
 #define NAMES_MAX 256
 #define DIGITS_MAX 18
 #define FLOAT_BYTES_MAX 40
@@ -1810,8 +1812,8 @@ typedef struct {
     size_t count;
 } Known;
 
-/* Where the name of a member ends, behind its colon; NULL where there is none without escapes, or the object whose names
- * begin at `first` has it already. */
+/* Read the name of a member. Returns the position behind its colon; NULL: there is no name without escapes, or the object
+ * whose names begin at `first` has this name already. */
 static Bytes
 read_name(Bytes at, Bytes end, Known *known, size_t first, Text *name)
 {
@@ -1834,9 +1836,9 @@ string_of(Text text)
     return PyUnicode_FromStringAndSize((const char *)text.at, (Py_ssize_t)text.length);
 }
 
-/* The five functions that follow return where something ends that a document can have: it is in JSON without spaces, and
- * all who decode it agree on its value. NULL: that is not so, or not sure, or an exception was raised. With `value` that gets
- * the value, a new reference. */
+/* The next five functions read a part of a document, and return where it ends. It must be JSON without spaces, and all
+ * decoders must agree on its value. NULL: that is false or unsure, or an exception was raised. `value`, if given, gets the
+ * value as a new reference. */
 
 static Bytes
 read_number_value(Bytes at, Bytes end, PyObject **value)
@@ -1987,15 +1989,15 @@ failed:
     return NULL;
 }
 
-/* What is asked for: fields at the top of documents of a schema version; 0: of any. */
+/* The request: fields at the top level of documents of one schema version; 0: of any version. */
 typedef struct {
     Text names[FIELDS_MAX];
     size_t count;
     uint64_t version;
 } Asked;
 
-/* Takes over the names in a tuple, which must outlive `asked`. 0: there are too many, or no document can have one, or an
- * exception was raised. */
+/* Put the names in a tuple into `asked`; the tuple must outlive it. 0: there are too many, or one that no document can have,
+ * or an exception was raised. */
 static int
 set_names(Asked *asked, PyObject *names)
 {
@@ -2212,7 +2214,8 @@ put_character(char *to, unsigned int code)
     return to;
 }
 
-/* The characters of a string that `skip_string` has checked, without its quotes. They take no more bytes than they have in it. */
+/* Write the characters of a string that `skip_string` has checked, without its quotes. They never take more bytes than in
+ * the string. */
 static char *
 put_string(char *to, Text string)
 {
@@ -2252,8 +2255,8 @@ integer_of(Text number)
     return is_negative ? -value : value;
 }
 
-/* A column in the making: the texts of its values, `step` apart, and what they become, in the form of Arrow. Those of null
- * are missing from `measure_column` on. */
+/* A column that is being built: the texts of its values, `step` apart, and the result in the form of Arrow. After
+ * `measure_column`, the texts of nulls are missing. */
 typedef struct {
     Text *texts;
     size_t step;
@@ -2277,7 +2280,7 @@ measure_column(Column *column, size_t rows)
     }
 }
 
-/* What the column is in Arrow; NULL: there is no value, or they are of several kinds. */
+/* The name of a column's type; NULL: it has no value, or values of several kinds. */
 static const char *
 column_type(const Column *column)
 {
@@ -2582,7 +2585,7 @@ done:
 
 /* -- compaction --------------------------------------------------------------------------------------------------- */
 
-/* A record of a snapshot, with what comparing and copying need to know of it. */
+/* A record of a snapshot, with the fields that comparing and copying need. */
 typedef struct {
     const char *line, *id, *agent; /* in what a `Rows` holds */
     size_t length; /* of the line, with its newline */
@@ -2795,7 +2798,7 @@ enum {
     LOST = 4, /* it does not come into it */
 };
 
-/* The sets of a table, in order of id, but for those that do not come into a snapshot. */
+/* The sets of a table, in order of id, except those that do not come into a snapshot. */
 typedef struct {
     PyObject_HEAD
     Table *table;
@@ -2849,7 +2852,7 @@ winners_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     return NULL;
 }
 
-/* The record at a place, while those of the next places are on their way from memory. */
+/* The record at a place. Prefetches those of the next places. */
 static const char *
 winner_at(const Winners *winners, size_t place)
 {
@@ -3025,7 +3028,7 @@ static PyType_Spec winners_spec = {
     .slots = winners_slots,
 };
 
-/* What is merged: winners, or rows that are given some at a time. `place` is that of the next one. */
+/* A source of a merge: winners, or rows, of which some are given at a time. `place` is the place of the next one. */
 typedef struct {
     Winners *winners;
     Rows *rows;
@@ -3133,7 +3136,7 @@ merger_give(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The id at which a source stands. 1; 0 at its end; -1 where rows must be given first. */
+/* The id of a source's next record. Returns 1; 0 at its end; -1 if rows must be given first. */
 static int
 head_of_source(Source *source, const char **id, size_t *length)
 {
@@ -3191,7 +3194,7 @@ find_least(Merger *merger, Next *least)
     }
 }
 
-/* The next line: the least one that has not the id of the one before it. */
+/* The next line: the one with the least id that is not the id of the line before it. */
 static void
 find_next(Merger *merger, const char *last, size_t last_length, Next *next)
 {
@@ -3438,7 +3441,7 @@ time_text(PyObject *module, PyObject *argument)
 static PyObject *
 decode_exactly(const char *text, size_t length, PyObject *loads, PyObject *dumps)
 {
-    /* A copy: what is called here may let go of whatever has the text. */
+    /* A copy, since the functions called here may free the object that holds the text. */
     PyObject *bytes = PyBytes_FromStringAndSize(text, (Py_ssize_t)length);
     if (bytes == NULL) {
         return NULL;

@@ -1,4 +1,4 @@
-"""What the C file has."""
+"""Types of the functions and classes in `_kernel.c`."""
 
 import mmap
 from collections.abc import Callable, Mapping
