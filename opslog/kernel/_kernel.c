@@ -363,8 +363,8 @@ hex_value(unsigned char byte)
     return byte >= 'a' && byte <= 'f' ? byte - 'a' + 10 : -1;
 }
 
-/* The end of a string, behind its closing quote; `at` is behind its opening quote. NULL: it is no string in UTF-8, or it
- * has an escaped surrogate, or it has escapes and must not. */
+/* The end of a string, behind its closing quote; `at` is behind its opening quote. NULL: it is no string in UTF-8,
+ * or it has an escaped surrogate, or it has escapes and must not. */
 static Bytes
 skip_string(Bytes at, Bytes end, int may_escape)
 {
@@ -616,8 +616,8 @@ read_text(Bytes at, Bytes end, Text *text)
     return at;
 }
 
-/* Read the beginning of a line: ts and clock. Returns where its agent begins, behind the quote; NULL: the line has another
- * form.
+/* Read the beginning of a line: ts and clock. Returns where its agent begins, behind the quote; NULL: the line has
+ * another form.
  * :param ts: NULL: it is not needed. */
 static Bytes
 read_times(Bytes at, Bytes end, uint64_t *ts, uint64_t *clock)
@@ -629,8 +629,8 @@ read_times(Bytes at, Bytes end, uint64_t *ts, uint64_t *clock)
     return SKIP(at, end, ",\"agent\":\"");
 }
 
-/* Read the beginning of a record of a snapshot, also of a transaction. Returns where its op begins, with the comma before
- * it; NULL: the record has another form. */
+/* Read the beginning of a record of a snapshot, also of a transaction. Returns where its op begins, with the comma
+ * before it; NULL: the record has another form. */
 static Bytes
 read_signature(Bytes at, Bytes end, uint64_t *clock, Text *agent)
 {
@@ -650,7 +650,8 @@ typedef struct {
     uint32_t id, id_length, data, data_length;
 } Line;
 
-/* Read the beginning of a line: ts, clock and agent. Returns where its op begins; NULL: the line has not the usual form. */
+/* Read the beginning of a line: ts, clock and agent. Returns where its op begins; NULL: the line has not the usual
+ * form. */
 static Bytes
 read_head(Bytes at, Bytes end, Bytes agent, size_t agent_length, Line *line)
 {
@@ -1453,7 +1454,8 @@ compare_long_keys(const void *one, const void *other)
     return compare_texts(left->id, left->length, right->id, right->length);
 }
 
-/* Sort references by id. The first `from` bytes of all ids are the same. `keys` and `spare` have room for `count` keys. */
+/* Sort references by id. The first `from` bytes of all ids are the same. `keys` and `spare` have room for `count`
+ * keys. */
 static void
 sort_references(const Table *table, uint32_t *order, size_t count, size_t from, Key *keys, Key *spare)
 {
@@ -1685,7 +1687,8 @@ get_names(Table *table, Names *names)
     return 0;
 }
 
-/* The bytes of the lines from `start` on, ending with the line that reaches `room` bytes; sets `stop` behind that line. */
+/* The bytes of the lines from `start` on, ending with the line that reaches `room` bytes; sets `stop` behind that
+ * line. */
 static size_t
 measure(const Table *table, const Names *names, size_t start, size_t *stop, size_t room)
 {
@@ -1792,8 +1795,9 @@ static PyType_Spec table_spec = {
 
 /* -- fields of documents ------------------------------------------------------------------------------------------- */
 
-/* Values and calls above these limits are left to Python: names in the objects around a value; digits of an integer (this
- * many fit in 64 bits); bytes of another number; digits of its exponent (this many give no infinity); fields asked for. */
+/* Values and calls above these limits are left to Python: names in the objects around a value; digits of an integer
+ * (this many fit in 64 bits); bytes of another number; digits of its exponent (this many give no infinity); fields
+ * asked for. */
 #define NAMES_MAX 256
 #define DIGITS_MAX 18
 #define FLOAT_BYTES_MAX 40
@@ -1812,8 +1816,8 @@ typedef struct {
     size_t count;
 } Known;
 
-/* Read the name of a member. Returns the position behind its colon; NULL: there is no name without escapes, or the object
- * whose names begin at `first` has this name already. */
+/* Read the name of a member. Returns the position behind its colon; NULL: there is no name without escapes, or the
+ * object whose names begin at `first` has this name already. */
 static Bytes
 read_name(Bytes at, Bytes end, Known *known, size_t first, Text *name)
 {
@@ -1836,9 +1840,9 @@ string_of(Text text)
     return PyUnicode_FromStringAndSize((const char *)text.at, (Py_ssize_t)text.length);
 }
 
-/* The next five functions read a part of a document, and return where it ends. It must be JSON without spaces, and all
- * decoders must agree on its value. NULL: that is false or unsure, or an exception was raised. `value`, if given, gets the
- * value as a new reference. */
+/* The next five functions read a part of a document, and return where it ends. It must be JSON without spaces, and
+ * all decoders must agree on its value. NULL: that is false or unsure, or an exception was raised. `value`, if given,
+ * gets the value as a new reference. */
 
 static Bytes
 read_number_value(Bytes at, Bytes end, PyObject **value)
@@ -1996,8 +2000,8 @@ typedef struct {
     uint64_t version;
 } Asked;
 
-/* Put the names in a tuple into `asked`; the tuple must outlive it. 0: there are too many, or one that no document can have,
- * or an exception was raised. */
+/* Put the names in a tuple into `asked`; the tuple must outlive it. 0: there are too many, or one that no document
+ * can have, or an exception was raised. */
 static int
 set_names(Asked *asked, PyObject *names)
 {
@@ -2214,8 +2218,8 @@ put_character(char *to, unsigned int code)
     return to;
 }
 
-/* Write the characters of a string that `skip_string` has checked, without its quotes. They never take more bytes than in
- * the string. */
+/* Write the characters of a string that `skip_string` has checked, without its quotes. They never take more bytes
+ * than in the string. */
 static char *
 put_string(char *to, Text string)
 {
