@@ -1,4 +1,4 @@
-"""A bucket with the guarantees of S3: puts are atomic and listed at once, but a response can get lost, and so can a
+"""A bucket with the guarantees of S3. Puts are atomic and listed at once. But a response can get lost, and so can a
 request, which may still be carried out long after its sender has given up.
 
 `opslog.backends.objects.backend` runs on it unchanged, through the `Driver` interface that all its clients have.
@@ -20,7 +20,7 @@ READS = frozenset({"fail", "down"})
 PUTS = frozenset({"fail", "lost", "late", "full", "down"})
 DELETES = frozenset({"fail", "lost", "late", "down"})
 
-# How many objects a page of a listing has: few, so that much can happen between two pages.
+# How many objects a page of a listing has: few, so that other calls can come between two pages.
 _PAGE = 7
 
 
@@ -28,7 +28,7 @@ class Bucket:
     """Objects by key. A `opslog.backends.objects.backend.Driver`.
 
     :ivar on_create: called with the key of a new object.
-    :ivar on_delete: with the key and the content of one that is deleted.
+    :ivar on_delete: called with the key and the content of an object that is deleted.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -132,7 +132,7 @@ class Bucket:
         self.simulation.step(f"delete {keys[0]} and {len(keys) - 1} more", perform, DELETES)
 
     def close(self) -> None:
-        """Does nothing: there is nothing to give back."""
+        """Does nothing: there is nothing to release."""
 
     # -- effects
 

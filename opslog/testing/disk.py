@@ -1,12 +1,12 @@
-"""A disk with the guarantees of POSIX: a write is seen at once by everybody, and is lost in a power cut unless it was
+"""A disk with the guarantees of POSIX: every process sees a write at once, and a power cut may lose it until it is
 synced.
 
-After a power cut there is
+After a power cut, this is left:
 
-- of a file, everything synced and any number of the bytes written after that, in whole or with zeros in place of the
-  end;
-- of a directory, for each name independently: its last synced meaning, or any that it has had since. A file whose
-  own name was never synced is gone, whatever was done with its content; so is a directory, with everything below it.
+- Of a file: everything that was synced, and any number of the bytes written after that, whose end may be zeros.
+- Of a directory, for each name independently: the file that it led to at the last sync, or any that it has led to
+  since. So a name that was never synced may be gone, even if the content of its file was synced; with the name of a
+  directory, everything below it is gone.
 
 Locks and open files belong to processes, and end with them.
 """
@@ -31,7 +31,7 @@ class File:
 
 @dataclass(eq=False)
 class Directory:
-    """Names. `durable`: as last synced; `changed`: for each name everything that it has stood for since."""
+    """Names. `durable`: as last synced; `changed`: for each name, everything that it has led to since."""
 
     number: int
     modified: float
@@ -41,7 +41,7 @@ class Directory:
     links: int = 0
 
     def put(self, name: str, node: Node | None) -> None:
-        """Let a name stand for something else, or for nothing."""
+        """Make a name lead to a file or directory, or to nothing."""
         before = self.entries.pop(name, None)
         if before is not None:
             before.links -= 1

@@ -31,11 +31,11 @@ from typing import NamedTuple
 # - interrupt: the handler of a signal raises, as for Ctrl-C or an alarm
 # - signal: the handler of a signal runs, and may use the store that its thread is in
 #
-# Right before the call (an amount below 0.5), or later, at an operation on a lock, wherever that is.
+# These two happen right before the call (an amount below 0.5), or later, at an operation on any lock.
 #
 # - no memory: the call raises MemoryError, in any thread of a process that is ready for that (`Process.is_tough`)
 #
-# And a disk knows what people may do to a directory:
+# These are changes that people may make to the directory of a store; only a disk knows them:
 #
 # - moved: it is moved away, and a copy stands in its place: one of links to the same files (an amount below 0.5), or
 #   one with files of its own
@@ -96,7 +96,7 @@ PAUSE_SECONDS_MAX = 2000.0
 def random_faults(
     choices: random.Random, weights: Mapping[str, float], count: int, steps: int, skew_seconds: float
 ) -> list[Fault]:
-    """Random faults, spread over so many calls, of kinds by their weights.
+    """Random faults, spread over a number of calls. Their kinds are chosen by weight.
 
     :param skew_seconds: by how much a clock may be set, either way.
     """

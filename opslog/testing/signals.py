@@ -1,7 +1,7 @@
 """Signals that come to a simulated process while it is in a call.
 
-As in CPython, a handler runs in the main thread, during whatever that does: here right before a call to
-the storage, or at an operation on a lock. (`tests/interrupts` covers all other places, one call at a time.)
+As in CPython, a handler runs in the main thread and interrupts it: here right before a call to the storage, or at an
+operation on a lock. (`tests/interrupts` covers all other places, one call at a time.)
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Signals:
     def __init__(self, note: Callable[[str], object]) -> None:
         self._note = note
         self._handler: Callable[[], object] | None = None
-        # The kind of fault that is due, and after how many more operations on locks: `_locks`.
+        # The kind of fault that is due; it comes after `_locks` more operations on locks.
         self._coming = ""
         self._locks = 0
 
     @contextmanager
     def handled(self, handler: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """Signals may arrive inside the block: the handler runs, or `Interrupt` is raised. None arrives while it
-        runs."""
+        """Signals may arrive inside the block: the handler runs, or `Interrupt` is raised. None arrives while the
+        handler runs."""
         outer, self._handler = self._handler, handler
         try:
             yield
@@ -49,7 +49,7 @@ class Signals:
     def send(self, kind: str, after: float) -> None:
         """A signal arrives.
 
-        :param after: below 0.5 right now, above that up to nine operations on locks later.
+        :param after: below 0.5: right now; from 0.5 on: up to nine operations on locks later.
         """
         if after < 0.5:
             self._handle(kind)

@@ -2,15 +2,16 @@
 
 Each thread of a simulated process is a greenlet. Exactly one runs at a time, and it runs until its next call to the
 storage, its next sleep, its next operation on a lock (`opslog.testing.threads`), or its end. Another thread may get its
-turn only at these points, and everything else is atomic. Time is simulated, too: every call takes some of it,
-drawn from the seed, and the thread whose call ends first goes on. So nothing waits, and the same seed gives the same
+turn only at these points, and everything else is atomic. Time is simulated, too: every call takes some time, which the
+seed decides, and the thread whose call ends first goes on. So nothing really waits, and the same seed gives the same
 run, in every process and on every machine; `Simulation.digest` proves it.
 
 Failures are a list of `Fault`s, each tied to the number of a storage call. Removing one changes nothing
 before it, so a failing run can be shrunk.
 
-Why greenlets and not real threads that pass a baton: a switch costs less than a microsecond instead of tens, a process
-can be ended at any of its calls without its cooperation, and the store need not be rewritten as generators.
+Greenlets have three advantages over real threads that run one at a time, and over generators. A switch costs less than
+a microsecond instead of tens. A process can be ended at any of its calls without its cooperation. And the store need
+not be rewritten.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Died(BaseException):
 
 
 class EndlessError(AssertionError):
-    """The run took longer than allowed, or threads wait that no other thread will wake."""
+    """The run took longer than allowed, or some threads wait that no other thread will wake."""
 
 
 class Event(NamedTuple):
@@ -72,12 +73,12 @@ class Storage(Protocol):
 
 
 class Thread:
-    """One thread of a simulated process. It dies with the process, wherever it is.
+    """One thread of a simulated process. It dies with the process, at any point.
 
     :ivar label: its name in timelines.
     :ivar number: distinguishes it from all others of its process.
     :ivar daemon: whether it may wait for work for ever.
-    :ivar waits_for: the object that it is blocked on, None while it has a turn to come.
+    :ivar waits_for: the object that it is blocked on, None if its next turn is scheduled.
     :ivar ambience: the interpreter's state for asyncio in this thread, None as long as it runs no event loop.
     """
 
@@ -90,7 +91,7 @@ class Thread:
         self.waits_for: object | None = None
         # Whether it waits for work, rather than for another thread to finish.
         self.is_idle = False
-        # The number of the turn that it waits for. Any other turn is out of date, such as a timeout after a wake-up.
+        # The number of the turn that it waits for. All other turns are outdated, such as a timeout after a wake-up.
         self.turn = 0
         self.ambience: Ambience | None = None
         self.was_woken = False
@@ -133,7 +134,7 @@ class Thread:
 
 
 class Ambience(NamedTuple):
-    """The state that asyncio keeps for each thread of the interpreter, of which all simulated threads share one."""
+    """The state that asyncio keeps for each thread of the interpreter. All simulated threads run in one such thread."""
 
     loop: asyncio.AbstractEventLoop | None
     hooks: Any
@@ -200,7 +201,7 @@ class Process:
         """End it, each of its threads at its current point."""
         self.dead = True
         for thread in list(self.threads):
-            self.simulation.thread = thread  # so that calls which it still makes are known to be its own
+            self.simulation.thread = thread  # its last calls have to count as its own
             thread.kill()
             self.simulation.thread = None
         self.threads.clear()
@@ -217,7 +218,7 @@ class Simulation:
     :param faults: the failures, and at which calls they happen.
     :param skew_seconds: how far wall clocks may be off, either way.
     :param steps_max: a run with more storage calls than this is considered endless.
-    :param switching: how likely another thread of the process gets its turn at an operation on a lock.
+    :param switching: the probability that another thread of the process gets its turn at an operation on a lock.
     :param keep_timeline: whether `timeline` gets every event.
     :ivar thread: the one that runs, None outside of all of them.
     """
@@ -316,7 +317,7 @@ class Simulation:
         heapq.heappush(self._turns, (time, self._turn, turn))
 
     def wait(self, seconds: float) -> None:
-        """Return when so much time has passed for the running thread, and others had their turns."""
+        """Return when this much time has passed for the running thread, and others had their turns."""
         self.check_alive()
         if self.thread is not None:  # outside of the simulation no time passes
             self._schedule(self.thread, seconds)
@@ -346,7 +347,7 @@ class Simulation:
                 self.lose_turn(choices)
 
     def lose_turn(self, choices: random.Random) -> None:
-        """The running thread has lost the processor, possibly for long."""
+        """Take the processor from the running thread, possibly for long."""
         self.wait(self._latency(choices, 0.1))
 
     def _check_signals(self, signals: Signals) -> None:
@@ -359,10 +360,10 @@ class Simulation:
         signals.check()
 
     def block(self, waits_for: object, seconds: float | None = None, *, is_idle: bool = False) -> bool:
-        """Hold the running thread until it is woken, or for so many seconds; returns whether it was woken.
+        """Block the running thread until it is woken, or for some seconds. Returns whether it was woken.
 
-        :param waits_for: described by its text.
-        :param is_idle: it waits for work, as a daemon may for ever.
+        :param waits_for: the object that it waits for; errors show its text.
+        :param is_idle: whether it waits for work, as a daemon may for ever.
         """
         self.check_alive()
         thread = self.thread
@@ -412,7 +413,7 @@ class Simulation:
         self._note_end(thread)
 
     def _note_end(self, thread: Thread) -> None:
-        """A thread had its turn, and may have ended, or its process died."""
+        """Note whether a thread has ended in its turn, or its process died."""
         process = thread.process
         if process.dead:
             self._bury(process)
@@ -447,9 +448,9 @@ class Simulation:
     # -- calls
 
     def step(self, call: str, perform: Callable[[Fault | None], T], kinds: frozenset[str] = frozenset()) -> T:
-        """One call of the running process to a storage. Others may run first, and faults may happen.
+        """One call of the running process to a storage. Other threads may run first, and faults may happen.
 
-        :param perform: makes the call, all at once, given the fault that happens in the storage itself.
+        :param perform: makes the call in one step. Gets the fault that happens in the storage itself, or None.
         :param kinds: the faults that `perform` handles.
         """
         self.check_alive()
@@ -510,13 +511,13 @@ class Simulation:
 
     @property
     def digest(self) -> str:
-        """Of everything that has happened so far."""
+        """The digest of everything that has happened so far."""
         return self._digest.hexdigest()
 
     def _latency(self, choices: random.Random, long: float = 0.02) -> float:
-        """Mostly a millisecond; now and then much longer than others need for a whole transaction.
+        """A random time: mostly a millisecond; now and then, much longer than others need for a whole transaction.
 
-        :param long: how likely that is.
+        :param long: the probability of a long time.
         """
         return 0.001 * choices.expovariate(1.0) * (200.0 if choices.random() < long else 1.0)
 
@@ -551,7 +552,8 @@ class Simulation:
             raise MemoryError
 
     def _lose_power(self) -> None:
-        """Lose everything that is not durable; after a while all programs are started again."""
+        """Let the storages lose data that is not durable, and end all processes. After a while their programs start
+        again."""
         for storage in self.storages:
             storage.lose_power(self._choices)
         stopped = [*self._victims, *self._end_all()]

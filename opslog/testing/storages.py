@@ -1,4 +1,4 @@
-"""The two simulated storages, which remember everything that was ever in a log."""
+"""The two simulated storages. They remember everything that was ever in a log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KEYS = "prefix/"
 class SimulatedStorage(Protocol):
     """A storage with one store in it.
 
-    :ivar files: (path, content) of everything that is there now.
+    :ivar files: (path, content) of all current files.
     :ivar collected: the segments that were deleted.
     """
 

@@ -1,11 +1,13 @@
-"""The directory backend on a simulated disk: the system calls that it makes, each of them a step of the simulation.
+"""The directory backend on a simulated disk: each of its system calls is a step of the simulation.
 
 `opslog.backends.local.fs` and its modules run unchanged. They reach the system through a handful of names of
 their own modules (`os`, `posix.datasync`, `flock`, `forking`). While a `System` is installed, those names lead
-here; calls with paths outside `ROOT` go on to the real system. So the simulation runs the same code as users do, down
-to the order of its calls. A backend written for the simulation would only be a picture of it, and the mistakes that
-matter most (a directory that nobody synced) are mistakes in that order. Passing an object with twenty system calls
-through all functions would do the same, but make the one file that everybody must be able to check harder to read.
+here; calls with paths outside `ROOT` go on to the real system.
+
+So the simulation runs the same code as users do, with the same order of calls. That order is where the mistakes that
+matter most are made (a directory that nobody synced), so a separate backend for the simulation would not find them.
+Another way would be to pass an object with twenty system calls through all functions. But then the one file that
+everybody must be able to check would be harder to read.
 """
 
 from __future__ import annotations
@@ -152,7 +154,8 @@ class System:
         return _is_ours(self._path(path, dir_fd))
 
     def _path(self, path: str, dir_fd: int | None) -> str:
-        """The whole path, if it is relative to an open directory: as that directory was named when it was opened."""
+        """The whole path. One that is relative to an open directory is put behind the directory's path when it was
+        opened."""
         if dir_fd is None or dir_fd < _FIRST_DESCRIPTOR:
             return path
         return f"{self._at(dir_fd).path}/{path}".removesuffix("/.")
@@ -204,7 +207,7 @@ class System:
             del self._locks[opened.node.number]
 
     def _at(self, descriptor: int) -> _Open:
-        """The open file of a descriptor. If a power cut took it, only code of a dead process still asks for it."""
+        """The open file of a descriptor. If a power cut closed it, only code of a dead process can still use it."""
         if descriptor not in self._open:
             raise Died
         return self._open[descriptor]

@@ -1,8 +1,8 @@
 """An event loop for simulated processes: `run_tasks` is their `asyncio.run`.
 
-Ready callbacks run in the order in which they came, which asyncio promises; timers and sleeps are in simulated time,
-and work for the thread pool runs in simulated threads. So the seed decides the order in which tasks go on, through the
-time that each call takes.
+Ready callbacks run in the order in which they came, as asyncio promises. Timers and sleeps are in simulated time, and
+work for the thread pool runs in simulated threads. So the seed decides in which order tasks go on: it decides how long
+each call takes.
 
 When the process dies, each of its tasks ends where it waits, as its threads do.
 """
@@ -27,7 +27,7 @@ R = TypeVar("R")
 # The most threads in the pool: as many as Python's own has on a machine with one processor.
 _POOL_MAX = 5
 
-# Of simulated time, which is counted from 1970 on.
+# The resolution of simulated time, which is counted from 1970 on.
 _RESOLUTION_SECONDS = 1e-6
 
 
@@ -121,7 +121,7 @@ class _Loop(asyncio.BaseEventLoop):
             super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """End the run with an error that nobody else gets. (For a lack of memory asyncio writes a line to the log.)"""
+        """End the run with an error that no caller gets. (A MemoryError does not end it: asyncio only logs one.)"""
         error = context.get("exception")
         if not (self._owner.dead or isinstance(error, (Died, MemoryError))):
             self._simulation.fail(self._owner.main, error or RuntimeError(context["message"]))

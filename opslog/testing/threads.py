@@ -1,8 +1,8 @@
 """The module `threading` for simulated processes: threads, locks, conditions and events. At each of their operations
 the seed may let another thread go on.
 
-The modules of the product say `threading.Lock()` and the like. While a `Threading` is installed, that name leads here
-in all of them, so the simulation runs the same code as users do. A timeout is one in simulated time. A deadlock
+The modules of the product use `threading.Lock()` and the like. While a `Threading` is installed, the name `threading`
+leads here in all of them, so the simulation runs the same code as users do. Timeouts are in simulated time. A deadlock
 ends the run with an error that names the waiting threads, their locks and the holders.
 
 As with `threading`, a released lock goes to the first thread that comes, not to the one that has waited longest. Code
@@ -24,8 +24,8 @@ from opslog.testing.faults import Fault
 from opslog.testing.simulation import Simulation
 from opslog.testing.simulation import Thread as Scheduled
 
-# A daemon that waits as long as this waits for work, or to repeat work that failed a dozen times (the longest pause
-# of a `Worker`); that this time passes is not simulated.
+# A daemon that waits this long waits for work, or to repeat work that failed a dozen times (the longest pause of a
+# `Worker`). The simulation does not let this time pass.
 _FOREVER_SECONDS = 3600.0
 
 # Modules that keep the real `threading`: those that simulate, those that run their own event loops, and those that
@@ -65,7 +65,7 @@ class Threading:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Inside the block all modules of the product use this in place of `threading`; at its end all threads of the
+        """Inside the block, all modules of the product use this in place of `threading`. At its end, all threads of the
         simulation end."""
         with ExitStack() as stack:
             stack.callback(self.simulation.end)
@@ -91,7 +91,7 @@ class Lock:
         self._simulation = simulation
         self._site = site or _site()
         self._locked = False
-        # The thread that took it; for this kind another one may release it.
+        # The thread that took it. Another thread may release it, as with `threading.Lock`.
         self._taker: Scheduled | None = None
         self._waiting: list[Scheduled] = []
 
@@ -129,7 +129,7 @@ class Lock:
         self.release()
 
     def _await(self, seconds: float | None) -> bool:
-        """Return when it is free; False if that takes longer than so many seconds."""
+        """Wait until it is free. Returns False if that takes longer than `seconds`."""
         simulation, thread = self._simulation, self._simulation.thread
         is_idle = seconds is not None and seconds >= _FOREVER_SECONDS and thread is not None and thread.daemon
         if is_idle:
