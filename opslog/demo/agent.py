@@ -138,7 +138,7 @@ class Agent:
         }
 
     def _write(self, begin: Begin) -> bool:
-        """Returns whether the store took it."""
+        """Make a writing call. Returns whether it changed anything."""
         try:
             match begin.kind:
                 case "undo":
@@ -177,7 +177,8 @@ class Agent:
         return End(True, self._new_clocks(), len(commits), len(conflicts))
 
     def _new_clocks(self) -> list[int]:
-        """The clocks of the commits in this agent's log since the last call: the actual writes of that call."""
+        """The clocks of the commits that came into this agent's log since the last call of this method: those that the
+        journaled call really wrote."""
         segments = list_log(self._backend, self.name)
         return [commit.clock for _, commit in self._own_log.read(self._backend, segments)]
 
@@ -196,8 +197,8 @@ class Agent:
 
 
 def _status_of(journals: Path, name: str, store: opslog.Store[Any]) -> Status:
-    """What earlier sessions of an agent have done, as it noted itself: the commits that were acknowledged to it, as in
-    the summary. The store may have one more, whose answer a kill cut off."""
+    """The status of an agent after its earlier sessions, according to its own journals. It counts the acknowledged
+    commits, as the summary does. The store may have one more, if a kill came before its acknowledgement."""
     calls = read_journals(journals).get(name, [])
     ended = [(call.begin.kind, call.end) for call in calls if call.end is not None]
     done = Counter(kind for kind, end in ended if end.done)

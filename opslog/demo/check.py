@@ -1,10 +1,10 @@
-"""Whether the store kept its promises: compares the acknowledged calls of the agents with the store.
+"""The check of a finished demo: it compares the acknowledged calls of the agents with the store.
 
 - Every acknowledged call that changed something is in the history exactly once, as it was made and with the clock that
   the agent found in its log right after the call.
 - Each task was done once, whichever agent was killed.
 - Nothing else is in the history, except at most the one call that was under way when its process was killed.
-- The plain merge of the calls in the journals, the state of each agent and that of a fresh open are equal.
+- Three states are equal: the plain merge of the calls in the journals, that of each agent, and that of a fresh open.
 - `opslog verify` finds no damage.
 """
 
@@ -31,7 +31,7 @@ from opslog.verify.verify import verify
 
 Documents = dict[str, dict[str, Any]]
 
-# More than these would show a reader nothing new.
+# How many problems are shown: more would show a reader nothing new.
 _PROBLEMS_MAX = 20
 
 
@@ -141,7 +141,7 @@ class _Replay:
             self._make(call.begin, clocks[0])
 
     def _take_interrupted(self, begin: Begin, following: list[Call]) -> None:
-        """The process was killed during this call: its commit is there whole, or not at all."""
+        """Make a call again during which the process was killed: the history has its whole commit, or nothing of it."""
         last = self._commits[-1].clock if self._commits else 0
         coming = next((call.end.clocks[0] for call in following if call.end and call.end.clocks), None)
         between = [clock for clock in self._logged if clock > last and (coming is None or clock < coming)]

@@ -14,7 +14,7 @@ from opslog.demo.agent import SETTINGS
 from opslog.demo.workers import STOP, Conductor, Status
 
 _PAUSE_SECONDS = 0.1
-# Each time after this many compactions, one merges the whole snapshot into one run.
+# One compaction in this many merges the whole snapshot into one run.
 _FULL_EVERY = 10
 
 

@@ -1,4 +1,4 @@
-"""The demo's output for people: a live table in a terminal, else a line every few seconds, and the outcome."""
+"""The demo's output for people: a live table in a terminal, otherwise a line every few seconds; and the outcome."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Display:
             self.say(sentence)
 
     def busy(self, sentence: str) -> None:
-        """Say what is running and takes a while. Replaces the sentence before, so only people see it."""
+        """Show what is running and takes a while. Each sentence replaces the one before, so it is only for people."""
         if self._quiet or not sys.stdout.isatty():
             return
         from rich.text import Text
@@ -173,7 +173,7 @@ class _Rates:
                 self._marks[worker] = (now, worker.status.commits)
 
     def of(self, worker: Worker) -> float:
-        """0 where it is not known yet, or nothing is written any more."""
+        """The rate of a worker; 0 if it is not known yet, or the worker has stopped writing."""
         return 0.0 if worker.is_killed or worker.status.state == "done" else self._rates.get(worker, 0.0)
 
 
@@ -185,7 +185,7 @@ def _state(worker: Worker, sessions: Mapping[str, int]) -> str:
 
 
 def _found(worker: Worker) -> str:
-    """Of one that was killed and came back."""
+    """A note about a worker that was killed and came back; empty for others."""
     return "" if worker.status.found is None else f" (found {_counted(worker.status.found, 'commit')} of its own)"
 
 

@@ -1,7 +1,7 @@
 """An agent's notes beside the store: each call before it is made, and its outcome as soon as it has returned.
 
-Each line is handed to the operating system before the agent goes on, so a SIGKILL loses none of them. If a session was
-killed, its last call may have no end: it was under way, and may or may not have happened. One file per session:
+The operating system has each line before the agent goes on, so a SIGKILL loses none of them. If a session was killed,
+its last call may have no end: it was under way, and may or may not have happened. One file per session:
 
     {"line":"begin","kind":"set","changes":[{"id":"shared-3","data":{"by":"agent-1","number":17}}]}
     {"line":"end","done":true,"clocks":[42]}
@@ -46,7 +46,8 @@ class End(msgspec.Struct, frozen=True, tag_field="line", tag="end"):
 
     :ivar done: False if the store returned that there is nothing to do (no such document, nothing to undo, rolled back,
         others have the task).
-    :ivar clocks: of the commits that appeared meanwhile in the agent's own log, and of the one in the shared log.
+    :ivar clocks: the clocks of the commits that came into the agent's own log meanwhile, and of the one in the shared
+        log.
     :ivar seen: how many commits of others a refresh brought.
     :ivar conflicts: documents changed since its last refresh both by this agent and, unseen by it, by others.
     """

@@ -37,7 +37,7 @@ def advice(store: Path) -> str:
 
 
 class PageServer:
-    """A process that serves the store. Made when the store is there.
+    """A process that serves the store, which must exist already.
 
     :param errors: the file for the server's stderr.
     :ivar address: of the store on the page.
@@ -80,7 +80,7 @@ class PageServer:
         return has_screen and webbrowser.open(self.address)
 
     def wait(self) -> None:
-        """Return when somebody interrupts it, or the server ends."""
+        """Wait until somebody interrupts this, or the server ends."""
         with suppress(KeyboardInterrupt):
             self._process.wait()
 

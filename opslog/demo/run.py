@@ -41,10 +41,10 @@ def main(
     """Run the demo, show it, and print the outcome.
 
     :param seconds: how long the agents write.
-    :param agents: how many.
-    :param directory: work there; must be empty or not exist. None: a temporary directory. Everything stays in place;
-        with `json`, a temporary directory stays only if something was wrong.
-    :param spark: let Spark replay the store at the end, if it is installed and there is a Java.
+    :param agents: how many agents there are.
+    :param directory: the directory to work in; it must be empty or not exist. None: a temporary directory. All files
+        are kept; with `json`, those of a temporary directory only if something was wrong.
+    :param spark: let Spark replay the store at the end, if Spark and Java are installed.
     :param json: print nothing but the summary, as JSON.
     :param page: show the store live on the page of a server, in a browser if there is a screen; at a terminal, until
         it is interrupted.

@@ -14,7 +14,7 @@ from opslog.cli.engines import spark_missing
 from opslog.demo.workers import DemoError
 from opslog.environment import REAL
 
-# The longest it may take; on a machine that is not busy, half a minute.
+# The longest that the replay may take. On a machine that is not busy, it takes half a minute.
 _SECONDS = 600.0
 _TICK_SECONDS = 0.2
 
@@ -57,8 +57,8 @@ def replay(directory: Path, busy: Callable[[str], None] = lambda sentence: None)
 
 
 def _doing(lines: Path) -> str:
-    """What Spark is doing, judged by its files: it writes beside the directory that it fills, which appears at the
-    end."""
+    """What Spark is doing, judged by its files: it writes into a directory beside the final one, which appears only at
+    the end."""
     if lines.exists():
         return "is ending"
     return "replays the store" if any(lines.parent.glob(f".{lines.name}.*")) else "is starting"

@@ -125,7 +125,7 @@ class Tasks:
         return self._leases.setdefault(id, opslog.Lease(self._store, id, _LEASE_SECONDS))
 
     def _clock(self, id: str) -> int:
-        """Of the commit that this agent has just made."""
+        """The clock of the commit that this agent has just made."""
         record = self._store.record(id)
         assert record is not None
         return record.clock

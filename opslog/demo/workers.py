@@ -1,4 +1,4 @@
-"""Processes that work for the demo, from both sides.
+"""The worker processes of the demo, from both sides.
 
 A worker is `python -m MODULE ARGUMENTS` with two pipes: it reads words of one letter and writes a `Status` per line.
 It also stops when its input ends, so no worker outlives the demo, however that ends.
@@ -48,14 +48,14 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Conductor:
-    """The worker's side: what the conductor asked for, and where to report."""
+    """The worker's side: it reads the conductor's words and writes reports."""
 
     def __init__(self) -> None:
         self._words = b""
         self._gone = False
 
     def says(self, word: bytes, wait_seconds: float = 0.0) -> bool:
-        """Whether the conductor has said this word, or is gone. Waits for a new word."""
+        """Whether the conductor has said this word, or is gone. If not, waits for a new word first."""
         ready = not self._heard(word) and select.select([sys.stdin.fileno()], [], [], wait_seconds)[0]
         if ready:
             words = os.read(sys.stdin.fileno(), 16)
@@ -114,7 +114,7 @@ class Worker:
             raise self._death() from error
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone. Does nothing to a process that has ended."""
+        """Send SIGKILL, and wait until the process is gone. Does nothing to a process that has ended."""
         self.is_killed = True
         self._process.kill()
         self._end()
