@@ -469,8 +469,8 @@ class Deciding(Generic[T]):
             raise _Again
 
     def _make_durable(self, group: list[Waiting[T, Any]], view: View, *, appends: bool) -> None:
-        """Make durable what was read, before anything depends on it. (The append does so for the shared log.) On an
-        object storage, everything that can be read is durable."""
+        """Make durable what was read, before anything depends on it. (If the group appends, the append does so for the
+        shared log.) On an object storage, everything that can be read is durable."""
         sights = [waiting.sight for waiting in group if waiting.sight is not None]
         agents = {agent for sight in sights for agent in sight.agents}
         agents |= {

@@ -270,7 +270,7 @@ class Following(Memory):
         self._take(commits, end, ())
 
     def _reload(self) -> None:
-        """Load again, and read the commits that the new state has and the old one had not into the news."""
+        """Load again, and read into the news the commits that only the new state has."""
         self._load_again()
         self._catch_up()
 

@@ -1,7 +1,7 @@
 """The state of a store in memory: the snapshot, with the winners of the tail over it.
 
-A state starts from a manifest and takes in commits. For every document it returns the winner of the two. It does no
-locking of its own.
+A state starts from a manifest and takes in commits. For every document it returns the record that wins among the
+snapshot and these commits. It does no locking of its own.
 """
 
 from __future__ import annotations
