@@ -31,8 +31,8 @@ from opslog.kernel import set_line
 class Stamp(NamedTuple):
     """Names one commit, and each record that it wrote. As text: ``1042@planner``.
 
-    Equal stamps mean that nothing was written in between. `opslog.merge.stamps` defines their order, and its
-    consequences.
+    If a document has the same stamp at two moments, nobody wrote it in between. `opslog.merge.stamps` defines the order
+    of stamps, and its consequences.
     """
 
     clock: int

@@ -121,11 +121,11 @@ def check_id(id: object) -> str:
 def encode(document: object) -> bytes:
     """The JSON text of a document.
 
-    The check is to read the text back and compare. It costs as much as writing the text. It is the only check that
-    covers everything that Python or orjson may do in future; to traverse the document in Python would cost several
-    times as much. Equality accepts types that compare as equal (an IntEnum and its number); marshal, which knows only
-    the plain types, does not. In C, to traverse the document costs a tenth; a document that proves to have only JSON's
-    own types is then encoded without further checks.
+    The check is to read the text back and compare, which costs as much as writing the text. No other check covers
+    everything that Python or orjson may do in future, and traversing the document in Python would cost several times as
+    much. Equality accepts types that compare as equal (an IntEnum and its number); marshal, which knows only the plain
+    types, does not. In C, traversing the document costs a tenth; if it has only JSON's own types, it is then encoded
+    without further checks.
 
     :raises InvalidDocumentError: it is not a JSON object, or something in it would not be read back unchanged; names
         the place.

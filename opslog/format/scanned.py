@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ScannedCommits(Sequence[Commit]):
-    """The commits of whole lines of one log, each decoded when it is accessed.
+    """The commits of whole lines of one log. The first access to one decodes all of them.
 
     :ivar sets: the sets that the kernel has read, alone or in batches.
     :ivar others: the other commits, decoded.
