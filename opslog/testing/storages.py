@@ -1,4 +1,4 @@
-"""The two simulated storages. They remember everything that was ever in a log."""
+"""The two simulated storages, which remember everything that was ever in a log."""
 
 from __future__ import annotations
 
