@@ -38,4 +38,6 @@ class LamportClock:
         """Take note of another writer's commit."""
         if clock > self.value:
             with self.lock:
-                self.value = max(self.value, clock)
+                # Without a call: a signal handler may run after one, and the clocks that it took would be forgotten.
+                if clock > self.value:
+                    self.value = clock
