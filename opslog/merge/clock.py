@@ -39,5 +39,5 @@ class LamportClock:
         if clock > self.value:
             with self.lock:
                 # Without a call: a signal handler may run after one, and the clocks that it took would be forgotten.
-                if clock > self.value:
+                if clock > self.value:  # noqa: PLR1730
                     self.value = clock
