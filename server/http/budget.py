@@ -30,7 +30,7 @@ class Budget:
 
 
 class Holding:
-    """The share of one request or connection; as a context manager, it is released at the end.
+    """The share of one request or connection. As a context manager it releases the share at the end.
 
     :ivar count: bytes.
     """

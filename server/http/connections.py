@@ -2,17 +2,20 @@
 
 uvicorn's own protocol on httptools takes twice as long for a small request as this one, and lacks most of these limits:
 
-- A head is limited to `Limits.head_bytes` and `HEAD_FIELDS_MAX` fields, and so are the trailers of a body and the
-  extensions of a chunk. A larger one is answered with 431 before the application sees the request or its token.
-  Trailers are dropped, so that none of them can pass for a header.
-- A pipelined request is parsed when the one before it has been answered. Until then its bytes are held, and reading
-  pauses. It pauses, too, while a long body has come and the application does not take it.
+- A head has at most `Limits.head_bytes` bytes and `HEAD_FIELDS_MAX` fields. A larger head is answered with 431 before
+  the application sees the request or its token.
+- The trailers of a body, and the header of each chunk with its extensions, have at most `Limits.head_bytes` bytes, too.
+  Larger ones end the connection, with 431 unless a response is under way. The fields of trailers are not counted: they
+  are dropped, so that none of them can pass for a header.
+- A pipelined request is parsed once the request before it has been answered. Until then its bytes are held, and reading
+  pauses. Reading also pauses while the application does not take a long body that has arrived.
 - Incomplete heads and held bytes count towards the budget of all unfinished requests.
 - Every state has a time limit: an incomplete head, the rest of a body that nobody reads, an idle connection. While the
-  application reads a body, the application's own limit applies. The system (TCP_USER_TIMEOUT) ends a connection whose
-  client does not take what was sent to it.
-- A connection that is closed before its client has sent everything lingers: the server shuts down its sending side and
-  discards what still arrives, within limits. Closing at once would make the client's system drop the answer.
+  application reads a body, the application's own limit applies. If the client takes nothing of what was sent to it,
+  the system ends the connection (TCP_USER_TIMEOUT).
+- If the server closes a connection before the client has sent everything, the connection lingers: the server shuts down
+  its sending side, and discards what still arrives, within limits. If it closed at once, the client's system would drop
+  the answer.
 """
 
 from __future__ import annotations
@@ -41,14 +44,14 @@ from opslog.server.protocol.refusals import Refused
 # Without this limit, a head full of empty fields would take 40 times its size in memory.
 HEAD_FIELDS_MAX = 256
 
-# How much of a chunked body is parsed at once. Only the parser knows where such a body ends, so up to this much of the
-# requests behind it is parsed too early.
+# How much of a chunked body is parsed at once. Only the parser knows where such a body ends. So up to this much of the
+# requests behind the body is parsed too early.
 _CHUNKED_BYTES = 4096
 
 # How much of a body waits for the application before reading pauses.
 _BODY_BYTES = 64 * 1024
 
-# How much is discarded of what a client sends after it was answered.
+# If a client goes on sending after its answer, the server discards up to this much.
 _DRAIN_BYTES = 64 * 1024 * 1024
 
 _END_OF_HEAD = b"\r\n\r\n"
@@ -56,10 +59,10 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """:ivar connections: further ones are answered with 503.
-    :ivar head_bytes: of the head of a request.
-    :ivar seconds: how long a client may take to send the head of a request, and the rest of a body that nobody reads,
-        and how long what was sent to it may stay unread.
+    """:ivar connections: the most open at once; requests on further ones are answered with 503.
+    :ivar head_bytes: the most bytes in the head of a request.
+    :ivar seconds: how long a client may take to send the head of a request, or the rest of a body that nobody reads;
+        and how long it may take nothing of what was sent to it.
     """
 
     connections: int = 10_000
@@ -82,10 +85,10 @@ _START, _HEAD, _BODY = _Part
 class Connection(asyncio.Protocol):
     """Made by uvicorn's server, with `config`, `server_state`, `app_state` and `_loop`.
 
-    :param refused: called with the status of each answer that is sent here instead of by the application; returns
-        the id of the request.
+    :param refused: called when the connection answers a request in place of the application, with the status of the
+        answer; returns the id of the request.
     :ivar exchange: the newest request and its response; None before the first.
-    :ivar write_paused: the client does not take what was written.
+    :ivar write_paused: the client has not yet taken what was written.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class Connection(asyncio.Protocol):
         self._refused = refused
         self._transport: Any = None
         self._scope: Scope = {}  # of every request of this connection
-        # A client may send more after it has asked to close; that is discarded, and no error.
+        # A client may send more after it has asked to close. That is no error; it is discarded.
         self._parser: Any = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._part = _START
@@ -121,13 +124,13 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._held, self._at = b"", 0  # received and not parsed yet: `_held` from `_at` on
-        self._crowded = False  # the application does not take the body that came
+        self._crowded = False  # the application has not taken the body that came
         self._read_paused = False
         self._writable: asyncio.Event | None = None  # while `write_paused`
         self._drained: int | None = None  # bytes discarded since the connection began to linger
         self._timer: asyncio.TimerHandle | None = None
-        self._end_at: float | None = None  # when the time for the present state is over
-        self._idle = False  # whether that is the time without a request
+        self._end_at: float | None = None  # when the time limit of the present state ends
+        self._idle = False  # whether that is the limit of an idle connection
 
     # What the transport calls
 
@@ -187,7 +190,7 @@ class Connection(asyncio.Protocol):
         self._parser = None
 
     def shutdown(self) -> None:
-        """The server stops: end when the request that is being answered is."""
+        """Called when the server stops: close after the request that is being answered."""
         if self.exchange is not None and not self.exchange.complete and self._drained is None:
             self.exchange.keep_alive = False
         else:
@@ -213,7 +216,7 @@ class Connection(asyncio.Protocol):
         is_old = parser.get_http_version() == "1.0"
         self._part, self._framing, self._last = _BODY, 0, b""
         self._left, expects_continue = 0, False
-        for name, value in headers:  # the parser has refused contradictory ones
+        for name, value in headers:  # the parser has refused contradictory headers
             if name == b"content-length":
                 self._left = int(value)
             elif name == b"transfer-encoding":
@@ -314,7 +317,7 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _read_held(self) -> None:
-        """Parse what was received, head by head and body by body, up to the first request that has to wait."""
+        """Parse the received bytes, head by head and body by body, up to the first request that has to wait."""
         if self.ending:
             return
         data, position = self._held, self._at
@@ -331,7 +334,7 @@ class Connection(asyncio.Protocol):
         self._account()
 
     def _end_of_part(self, data: bytes, position: int) -> int:
-        """Where the next bytes for the parser end: at the latest where the head or body ends that it begins in."""
+        """The end of the next bytes for the parser. Except in a chunked body, they stay within one head or one body."""
         if self._part is _BODY:
             if self._left is None:
                 return min(len(data), position + _CHUNKED_BYTES)
@@ -379,8 +382,8 @@ class Connection(asyncio.Protocol):
         exchange = self.exchange
         if exchange is not None and not exchange.complete:
             if exchange.more_body and len(self._unanswered) > 1:
-                # It was parsed too early and has not begun. The client would take an answer for that of the request
-                # before it, which is the last one to be answered.
+                # This request was parsed too early, and the application has not begun it. The client would take an
+                # answer to it for the answer to the request before, which is the last one to be answered.
                 self._unanswered.pop()
                 self.exchange = exchange = self._unanswered[-1]
             if not exchange.more_body:  # the request itself is in order; what follows it is not
@@ -398,7 +401,7 @@ class Connection(asyncio.Protocol):
         self._linger()
 
     async def _refuse_connection(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """In place of the application, where there are too many connections."""
+        """Answers in place of the application if there are too many connections."""
         headers = [(b"retry-after", b"1"), (b"connection", b"close"), (HEADER, self._refused(503))]
         refused = Refused(503, "there are too many connections: try again", headers)
         await refuse(send, refused, head=scope["method"] == "HEAD")
@@ -424,8 +427,8 @@ class Connection(asyncio.Protocol):
     def _limit_time(self, seconds: float) -> None:
         """Close the connection if it is still in its present state after so many seconds.
 
-        A timer for each request would cost more than most states last: one timer is left alone until it fires, and then
-        set again for what is left.
+        Most states end sooner than it takes to set a timer and cancel it. So one timer is left alone until it fires,
+        and then set again for the time that is left.
         """
         self._end_at = self._loop.time() + seconds
         if self._timer is not None and self._timer.when() <= self._end_at:

@@ -15,13 +15,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from opslog.doors.access import Message, Scope
 
 ASGI = {"version": "3.0", "spec_version": "2.3"}
-# In the scope of a request whose whole body has come before it was asked for: the body. Who finds it there need not
-# call `receive`, nor limit the time that this takes.
+# Key in the scope of a request: the body, if the whole body arrived before the application took any of it. Then the
+# application need not call `receive`, nor limit the time for it.
 WHOLE_BODY = "opslog.body"
-# In the scope: a future that is done when the client has gone. Who waits for that need not call `receive`.
+# Key in the scope: a future that is done when the client has gone. To wait for that, nobody need call `receive`.
 GONE = "opslog.gone"
 
-# A larger part of a body is not copied in order to be written together with what is before it.
+# The head and the first part of a body are joined into one write, unless that part is larger than this.
 _COPIED_BYTES = 64 * 1024
 # A body with one of these means nothing (RFC 9110, section 9.3). It is dropped: a live read would keep it in memory.
 _NO_BODY = frozenset({"GET", "HEAD"})
@@ -45,13 +45,13 @@ class Wire(Protocol):
         """Wait until the client has taken enough of what was written, or has gone."""
 
     def body_wanted(self) -> None:
-        """Read on, if reading paused because nobody took the body."""
+        """Resume reading, if it was paused because nobody took the body."""
 
     def answered(self) -> None:
         """The response is complete."""
 
     def end(self) -> None:
-        """Close when everything is sent."""
+        """Close the connection once everything is sent."""
 
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]: ...
@@ -61,9 +61,9 @@ class Exchange:
     """:ivar keep_alive: whether the connection goes on after this.
     :ivar started: the application began a response.
     :ivar complete: the response is complete.
-    :ivar disconnected: nobody is there to be answered.
-    :ivar more_body: the request's body has not come whole.
-    :ivar unread: bytes of the body that have come and were not taken.
+    :ivar disconnected: the client has gone, so there is nobody to answer.
+    :ivar more_body: a part of the request's body has not arrived yet.
+    :ivar unread: the bytes of the body that have arrived and were not taken.
     """
 
     __slots__ = (
@@ -94,12 +94,12 @@ class Exchange:
         self.unread: bytes | bytearray = b""
         self._wire = wire
         self._continue = expects_continue
-        self._news = False  # for `receive`
+        self._news = False  # something has happened since the last `receive`
         self._event: asyncio.Event | None = None
         self._taken = False
         self._head = b""  # of the response, not written yet
         self._chunked = False
-        self._left: int | None = 0  # bytes of the response that are to come; None: as many as there will be
+        self._left: int | None = 0  # bytes of the response's body that are to come; None: not known
 
     # What the connection calls
 
@@ -134,7 +134,7 @@ class Exchange:
             _log.error("Exception in ASGI application\n", exc_info=error)
         if self.disconnected or self.complete:
             return
-        # It failed, or promised more than it sent.
+        # The application failed, or returned before its response was complete.
         if not self.started:
             headers = [(b"content-type", b"text/plain"), (b"content-length", b"21"), (b"connection", b"close")]
             await self.send({"type": "http.response.start", "status": 500, "headers": headers})
@@ -197,12 +197,12 @@ class Exchange:
             self._left = int(length)
         else:
             self._left = None
-            # HTTP/1.0 has no chunks: there, the response ends where the connection ends.
+            # HTTP/1.0 has no chunks: there, the end of the connection ends the response.
             self._chunked = self.scope["http_version"] != "1.0"
             if self._chunked:
                 headers.append((b"transfer-encoding", b"chunked"))
         head = b"\r\n".join([*map(b": ".join, headers), b"\r\n"])
-        # Headers may hold what a client sent: no control character of it must end a line.
+        # Headers may hold text that a client sent. No control character in it may end a line.
         if head.translate(None, _NO_CONTROLS) != b"\r\n" * (len(headers) + 1):
             raise RuntimeError("a header of a response has control characters")
         self._head = STATUS_LINE[status] + head
@@ -222,7 +222,7 @@ class Exchange:
         self._write(body)
         if not more:
             self.complete = True
-            # An idle connection keeps its last exchange, and would keep the body, which no budget counts any more.
+            # An idle connection keeps its last exchange. It must not keep the body, which no budget counts any more.
             self.unread = b""
             self.scope.pop(WHOLE_BODY, None)
             self._notify()

@@ -31,7 +31,7 @@ _EVENT_BYTES = 256 * 1024
 async def watching(receive: Receive, scope: Scope | None = None) -> AsyncIterator[asyncio.Future[object]]:
     """A future that is done when the client has gone.
 
-    :param scope: of the request: our own connections have such a future there.
+    :param scope: the scope of the request; our own connections put such a future there.
     """
     found: asyncio.Future[object] | None = None if scope is None else scope.get(GONE)
     if found is not None:
@@ -52,10 +52,10 @@ async def watching(receive: Receive, scope: Scope | None = None) -> AsyncIterato
 class Patience:
     """Ends the current task when one of its sends takes too long.
 
-    One timer checks all of them. A timer for each send would cost more than the send, which nearly never waits.
+    One timer checks all sends. Sends hardly ever wait, so a timer for each would cost more than the send itself.
 
-    :param seconds: how long one may take.
-    :raises DisconnectedError: (when it is left) one took longer.
+    :param seconds: how long one send may take.
+    :raises DisconnectedError: (at the end of the block) a send took longer.
     """
 
     def __init__(self, send: Send, seconds: float) -> None:
@@ -91,7 +91,7 @@ class Patience:
 
 
 class Live:
-    """:param cursor: from the cursor that a client was given before, or None, the next one."""
+    """:param cursor: returns the next cursor for a client, given the client's last one, or None."""
 
     def __init__(self, streams: Streams, options: Options, cursor: Callable[[str | None], str]) -> None:
         self._streams = streams
@@ -99,13 +99,13 @@ class Live:
         self._cursor = cursor
 
     async def follow(self, stream: Stream, asked: Read, scope: Scope, receive: Receive, send: Send) -> int:
-        """Send what there is from `asked.position` and what comes, until the stream ends, the client goes, or it has
-        been long enough.
+        """Send the data from `asked.position` on, and then new data as it comes. Ends with the stream, when the client
+        goes, or after `Options.sse_seconds`.
 
-        :raises Refused: 400, no message begins at this position; as a read that is not live says. An answer without
-            events would not tell the client, which would come back with the same offset for ever.
+        :raises Refused: 400, no message begins at this position; a read that is not live is refused in the same way.
+            After an answer without events the client would come back with the same offset for ever.
 
-        A client that takes nothing for too long is left: what it did not read it gets when it comes back.
+        A client that takes nothing for too long is disconnected. It gets the rest when it comes back.
         """
         position, cursor = asked.position or 0, asked.cursor
         headers: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
@@ -120,7 +120,7 @@ class Live:
             try:
                 with reading as reader, followers.following(stream.path, gone) as follower:
                     await self._send_events(stream, reader, follower, cursor, patient.send)
-            except Refused:  # it was deleted or has expired: there is no more to say
+            except Refused:  # the stream was deleted or has expired, so the response just ends
                 pass
             except OpslogError as error:  # the client comes back, and gets the error then
                 _log.error("a live read failed", extra={"path": stream.path, "error": str(error)})
@@ -150,7 +150,7 @@ class Live:
             stream = streams.again(stream)
 
     def _next(self, stream: Stream, position: int, cursor: str | None) -> tuple[bytes, int]:
-        """A data event, if there is data, and the control event that goes with it; and the position behind them."""
+        """A data event, if there is data, and the control event behind it; and the position after both."""
         shared, following = self._streams.followers.shared, self._cursor(cursor)
 
         def events() -> Answer:
@@ -162,7 +162,7 @@ class Live:
             return Answer(data.data + control, data.stop)
 
         if following != self._cursor(None):
-            return events()  # a cursor that was drawn for this client alone
+            return events()  # this client has a cursor of its own, so no other can use the answer
         return shared(stream, position, f"sse {following}", events)
 
     def _data_event(self, stream: Stream, position: int) -> Answer:

@@ -1,8 +1,8 @@
-"""The page for people, at ``/``: its files, and what it asks beside the protocol.
+"""The page for people, at ``/``: its files, and three requests of its own that the protocol does not have.
 
-The page reads streams and stores as every other client does. Three things the protocol has no words for: which streams
-there are, who produces into one and follows it, and what happens anywhere; they are here, below ``/page/``, and may
-change with the page. A token sees of them what it may read.
+The page reads streams and stores as every other client does. The protocol has no requests for three other things: the
+list of all streams, the producers and followers of one stream, and the events of all streams. These requests are below
+``/page/``, and may change with the page. Each shows only what the caller's token may read.
 """
 
 from __future__ import annotations
@@ -43,29 +43,30 @@ _TYPES = {
     ".css": b"text/css; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-# Whatever a stream or document holds or is called, nothing but these files runs, and nothing is fetched from elsewhere.
+# No content or name of a stream or document can make the browser run anything but these files, or fetch anything from
+# elsewhere.
 _POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
     b"form-action 'none'; frame-ancestors 'none'"
 )
 
-# How many streams one answer names.
+# The most streams in one answer.
 _STREAMS = 500
 
 _PRODUCERS = _FOLLOWERS = 100
-# What a token has to read to see subscriptions.
+# A token must be allowed to read this path to see subscriptions.
 SUBSCRIPTIONS = "__ds"
-# What happens within this time behind an event is one more event: a busy server does not make a busy page.
+# All changes within this time after an event are sent as one event, so a busy server does not keep the page busy.
 _EVENT_SECONDS = 0.25
 
-# When more streams changed within that time, the page is asked to fetch all again.
+# If more streams than this changed between two events, the page is asked to fetch everything again.
 _PATHS_MAX = 1000
 
 
 class _File(NamedTuple):
     """A file of the page.
 
-    :ivar tag: differs whenever the file does.
+    :ivar tag: changes with the content of the file.
     """
 
     data: bytes
@@ -87,9 +88,9 @@ def _files() -> dict[str, _File]:
 
 
 class Watcher:
-    """What happened since a page was sent an update.
+    """The changes since the last event that a page was sent.
 
-    :ivar token: of whoever asked for them.
+    :ivar token: the token of the page's request.
     """
 
     def __init__(self, token: Token | None) -> None:
@@ -101,8 +102,8 @@ class Watcher:
 class PageRoutes:
     """Answers requests for the page.
 
-    :ivar paths: that it answers.
-    :ivar public: those of them without anything of the streams in it.
+    :ivar paths: the paths that it answers.
+    :ivar public: those that show nothing of the streams, so they need no token.
     """
 
     def __init__(self, streams: Streams, subscriptions: Subscriptions, options: Options) -> None:
@@ -116,8 +117,8 @@ class PageRoutes:
 
     async def answer(self, path: str, scope: Scope, receive: Receive, send: Send, token: Token | None) -> int:
         """
-        :param token: of whoever asks; None: none is wanted.
-        :raises Refused: there is no such stream, or the method is not possible, or the token does not allow it.
+        :param token: the token of the request; None: the server requires none.
+        :raises Refused: there is no such stream, the method is not possible, or the token does not allow the request.
         """
         head = scope["method"] == "HEAD"
         if path in self.public:
@@ -135,7 +136,7 @@ class PageRoutes:
         return await self._events(receive, send, token)
 
     def _list(self, after: str, token: Token | None) -> dict[str, Any]:
-        """Streams by path, behind `after`; the deleted ones that forks need, too."""
+        """The streams after the path `after`, in order of path, including deleted ones that forks need."""
         shards = self._streams.storage.shards
         merged = heapq.merge(*(shard.streams(after) for shard in shards), key=lambda stream: stream.path.encode())
         readable = (stream for stream in merged if _may_read(token, stream.path))
@@ -157,8 +158,8 @@ class PageRoutes:
         return {**described, "producers": producers, "followers": self._followers(stream, token)}
 
     def _followers(self, stream: Stream, token: Token | None) -> list[dict[str, Any]]:
-        """Who follows a stream, and how far behind its end they are. Readers of one kind at one place are one entry;
-        the farthest behind come first."""
+        """The followers of a stream, and how far each is behind its end, the farthest first. Readers of one kind at the
+        same position are one entry."""
         counts = Counter((reader.kind, reader.position) for reader in self._streams.followers.readers(stream.path))
         found: list[tuple[int, dict[str, Any]]] = [
             (max(0, stream.tail - position), {"kind": kind, "id": None, "readers": readers})
@@ -177,7 +178,7 @@ class PageRoutes:
             self._streams.stream(stream.path)
         except Refused:
             if not stream.deleted:
-                return None  # its time is over
+                return None  # its lifetime is over
         return {
             "path": stream.path,
             "content_type": stream.content_type,
@@ -198,19 +199,19 @@ class PageRoutes:
         for watcher in self._watchers:
             seen = {path for path in paths if _may_read(watcher.token, path)}
             if seen:
-                if len(watcher.paths) <= _PATHS_MAX:  # of more the page is not sent the names
+                if len(watcher.paths) <= _PATHS_MAX:  # the page is not sent the names of more
                     watcher.paths |= seen
                 watcher.woken.set()
 
     def stop(self) -> None:
-        """End all events; `Streams.followers` is stopped already."""
+        """End the response of every watcher; `Streams.followers` is stopped already."""
         for watcher in self._watchers:
             watcher.woken.set()
 
     async def _events(self, receive: Receive, send: Send, token: Token | None) -> int:
         headers: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         watcher = Watcher(token)
-        # Before the answer begins: what a page asks for once it has begun, and what it is sent, leave no gap.
+        # Register before the response begins. A page that fetches the streams once it has begun then misses no change.
         self._watchers.add(watcher)
         try:
             await begin(send, 200, headers)
@@ -231,7 +232,7 @@ class PageRoutes:
                     async with asyncio.timeout(_EVENT_SECONDS):
                         await asyncio.wait([gone])
             event = b": still here\n\n"
-            if self._streams.followers.stopped:  # since before this watcher was there to be woken
+            if self._streams.followers.stopped:  # it may have stopped before this watcher was registered
                 return
             try:
                 async with asyncio.timeout(self._options.long_poll_seconds):
@@ -245,7 +246,7 @@ class PageRoutes:
             event = b"data: " + msgspec.json.encode(self._changed(paths, watcher.token)) + b"\n\n"
 
     def _changed(self, paths: set[str], token: Token | None) -> dict[str, Any]:
-        """What became of these streams; None for those that are no more."""
+        """The present state of these streams; None for each that no longer exists."""
         if len(paths) > _PATHS_MAX:
             return {"again": True}
         found = {path: self._streams.storage.shards[self._streams.shard_number(path)].stream(path) for path in paths}

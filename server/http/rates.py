@@ -10,9 +10,11 @@ _BURST_SECONDS = 2.0
 
 
 class Rates:
-    """Per client a bucket that `rate` requests a second flow into, and that holds those of two seconds.
+    """A token bucket for each client. It gains `rate` requests a second, up to those of two seconds, or one if that is
+    more.
 
-    Clients that have not been seen for longest are forgotten first; who is forgotten begins with a full bucket.
+    If there are too many clients, the one whose last request is the oldest is forgotten. A client that was forgotten
+    begins with a full bucket.
     """
 
     def __init__(self, rate: float, monotonic: Callable[[], float]) -> None:
@@ -22,7 +24,7 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait(self, client: str) -> float:
-        """Count a request of this client: 0, or after how many seconds it should come again."""
+        """Count a request of this client. Returns 0 if it may be served, else the seconds after which to try again."""
         now = self._monotonic()
         left, seen = self._buckets.pop(client, (self._full, now))
         left = min(self._full, left + (now - seen) * self._rate)

@@ -1,4 +1,4 @@
-"""GET and HEAD of a stream: what is there, and waiting for more by long-poll."""
+"""GET and HEAD of a stream: reading the data that is there, and waiting for more by long-poll."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UP_TO_DATE = (b"stream-up-to-date", b"true")
 class Reading:
     """The handlers of requests that read.
 
-    :param private: whether who asks decides what they may read, so that shared caches must not answer.
+    :param private: whether the answer depends on who asks, so that shared caches must not keep it.
     """
 
     def __init__(self, streams: Streams, options: Options, random: Callable[[int], int], *, private: bool) -> None:
@@ -54,7 +54,7 @@ class Reading:
             headers.append((b"stream-expires-at", stream.expires_at.encode()))
         if stream.earliest:
             headers.append((b"stream-earliest-offset", format_offset(stream.earliest).encode()))
-        # Without a length: what a GET would answer depends on where it begins, and is not read for this.
+        # No Content-Length: the length of a GET's answer depends on its offset, and HEAD does not read the data.
         await begin(send, 200, headers)
         await send({"type": "http.response.body", "body": b""})
         return 200
@@ -76,7 +76,7 @@ class Reading:
         return await self._answer(stream, replace(asked, position=position), requests.fields(scope["headers"]), send)
 
     async def _wait(self, stream: Stream, position: int, scope: Scope, receive: Receive) -> Stream:
-        """The stream when something has come, or enough time has passed."""
+        """Wait until the stream changes, or for the time of a long-poll. Returns the stream in its present state."""
         streams, followers = self._streams, self._streams.followers
         reading = followers.reading(stream.path, "long-poll", position)
         async with live.watching(receive, scope) as gone:
@@ -95,7 +95,7 @@ class Reading:
         return asked.position
 
     async def _nothing_yet(self, stream: Stream, send: Send) -> int:
-        """The answer to ``offset=now``: where the end is."""
+        """The answer to ``offset=now``: the offset of the end, without data."""
         headers: Headers = [
             (b"content-type", stream.content_type.encode("latin-1")),
             (b"stream-next-offset", format_offset(stream.tail).encode()),
@@ -113,7 +113,7 @@ class Reading:
         return await reply(send, 204, headers)
 
     async def _answer(self, stream: Stream, asked: Read, given: Fields, send: Send) -> int:
-        """What there is, from `asked.position` on."""
+        """Send the data from `asked.position` on."""
         position = asked.position or 0
         found = self._found(stream, position, live=asked.live is not None)
         up_to_date = found.stop == stream.tail
@@ -154,7 +154,7 @@ class Reading:
         return compression.choose(given.get(b"accept-encoding"), media_type(stream.content_type))
 
     def _cache_control(self, stream: Stream, *, at_end: bool) -> bytes:
-        if at_end:  # the next read may well find something: ask, with the tag
+        if at_end:  # new data may come at any time, so caches must ask again, with the tag
             return b"no-cache"
         return conditional.cache_control(self._streams.expires_in(stream), private=self._private)
 

@@ -1,4 +1,4 @@
-"""Responses: the headers that all of them have, and how they are sent."""
+"""Sending responses, with the headers that all of them have."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TEXT = (b"content-type", b"text/plain; charset=utf-8")
 async def begin(send: Send, status: int, headers: Headers, policy: bytes = CONTENT_POLICY) -> None:
     """Send the head of a response: the headers of all responses, and `headers`.
 
-    :param policy: what a browser lets it do if it is opened as a page.
+    :param policy: the Content-Security-Policy, for browsers that open the response as a page.
     """
     all_headers = [*_COMMON, (_POLICY_NAME, policy), *headers]
     await send({"type": "http.response.start", "status": status, "headers": all_headers})
@@ -56,7 +56,7 @@ async def begin(send: Send, status: int, headers: Headers, policy: bytes = CONTE
 async def reply(
     send: Send, status: int, headers: Headers, body: bytes = b"", *, head: bool = False, policy: bytes = CONTENT_POLICY
 ) -> int:
-    """Send a whole response, and return its status. `headers` are those beside the headers of all responses.
+    """Send a whole response, and return its status. `headers` come in addition to the headers of all responses.
 
     :param head: leave out the body, but send its length.
     :param policy: as of `begin`.

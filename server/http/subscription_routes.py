@@ -28,8 +28,8 @@ Answer = tuple[int, dict[str, Any] | None]
 
 
 def carries_own_token(path: str) -> bool:
-    """Whether a request for this path is not admitted by a token of the server's users: workers show the token of their
-    wake, and the public keys are public."""
+    """Whether requests for this path need no token of the server's users: workers show the token of their wake, and
+    everyone may read the public keys."""
     parts = path.split("/")
     return path == "__ds/jwks.json" or (parts[:2] == ["__ds", "subscriptions"] and parts[3:] in _OF_WORKERS)
 
@@ -41,7 +41,7 @@ class SubscriptionRoutes:
     """Answers every request below ``__ds``.
 
     :param now: seconds since 1970.
-    :param budget: what requests under way hold in memory.
+    :param budget: counts the bytes of requests in memory.
     """
 
     def __init__(self, service: Subscriptions, options: Options, now: Callable[[], float], budget: Budget) -> None:
@@ -51,12 +51,12 @@ class SubscriptionRoutes:
         self._now = now
 
     async def __call__(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
-        """Answers, and returns the status of the answer.
+        """Answer the request, and return the status of the answer.
 
-        :param path: behind the stream root, decoded; begins with ``__ds``.
+        :param path: relative to the stream root, decoded; begins with ``__ds``.
         """
         try:
-            # Raw, because an id and a stream's path may hold encoded slashes.
+            # The path as it was sent, because an id or a stream's path may have encoded slashes.
             raw = scope["raw_path"].decode("latin-1").removeprefix(quote(self._options.root))
             given = requests.fields(scope["headers"])
             parts = raw.split("/")[1:]
