@@ -1,4 +1,4 @@
-"""Background work of a service, for which no request waits."""
+"""Background tasks of a service, for which no request waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Background:
-    """Tasks on the event loop, until it is stopped. Failures are logged.
+    """Runs tasks on the event loop, until `stop`. Logs their failures.
 
     :param log: the logger for failures.
     :param failed: the message for a failure.
@@ -28,8 +28,8 @@ class Background:
         if self.stopping:
             coroutine.close()
             return
-        # Without the context of the request that spawns it: lines logged from here on, by timers that it sets too, are
-        # not about that request.
+        # The task does not inherit the context of the request that spawned it: what the task logs, or a timer that it
+        # sets, is not about that request.
         context = Context()
         task = asyncio.get_running_loop().create_task(coroutine, context=context)
         self.tasks.add(task)

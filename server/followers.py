@@ -10,13 +10,13 @@ from typing import NamedTuple, Self
 from opslog.server.protocol.model import Stream
 
 _ANSWERS = 256
-# How many answers are kept for the next follower that needs the same, and how large each may be.
+# Up to _ANSWERS answers of up to this size are kept for further followers that need the same.
 _ANSWER_BYTES = 256 * 1024
 
 
 class Answer(NamedTuple):
-    """:ivar data: the bytes sent of a stream.
-    :ivar stop: the position behind them.
+    """:ivar data: the bytes to send.
+    :ivar stop: the position in the stream after them.
     """
 
     data: bytes
@@ -27,7 +27,7 @@ class LiveReader:
     """A client that reads a stream live, over one connection; see `Followers.reading`.
 
     :ivar kind: sse or long-poll.
-    :ivar position: the end of what it was sent of the stream.
+    :ivar position: the end of the data that was sent to it.
     """
 
     def __init__(self, readers: dict[str, set[LiveReader]], path: str, kind: str, position: int) -> None:
@@ -50,8 +50,8 @@ class LiveReader:
 class Follower:
     """A reader that waits for changes of one stream, again and again; see `Followers.following`.
 
-    All its waits share one timer and one callback. With a timer and a callback for each, waiting would cost more than
-    what it waits for.
+    All its waits share one timer and one callback. A timer and a callback for each wait would cost more than the read
+    that follows.
 
     :ivar gone: done when the client has gone.
     """
@@ -76,9 +76,9 @@ class Follower:
         self._followers.leave(self._path)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until the stream changes, the time is over (False), or the client has gone.
+        """Wait until the stream changes or the client has gone; returns False if neither happens within `seconds`.
 
-        Registers at once, so that no change after the call is missed.
+        Registers the waiter at once, so that no change after the call is missed.
         """
         followers, path = self._followers, self._path
         if followers.stopped or self.gone.done():
@@ -120,16 +120,16 @@ class Follower:
             self._timer = self._loop.call_at(self._until, self._check_time)
 
 
-# How many followers are woken at once: between two such turns the loop takes appends and other requests.
+# How many followers are woken in one turn of the event loop. Appends and other requests run between two turns.
 _TURN = 32
 
 
 class Followers:
-    """Waiting readers by path. All of it belongs to the event loop.
+    """The waiting readers of each stream. Only for the event loop's thread.
 
-    :ivar waiting: by path, a future for each of them.
+    :ivar waiting: by path, a future for each waiting reader.
     :ivar count: how many wait.
-    :ivar stopped: nobody waits any more.
+    :ivar stopped: every wait ends at once.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Followers:
         self.stopped = False
 
     async def wait(self, path: str, seconds: float, gone: asyncio.Future[object]) -> bool:
-        """As `Follower.wait`, for those who wait once."""
+        """As `Follower.wait`, for a reader that waits only once."""
         with self.following(path, gone) as follower:
             return await follower.wait(seconds)
 
@@ -152,11 +152,11 @@ class Followers:
         return Follower(self, path, gone)
 
     def reading(self, path: str, kind: str, position: int) -> LiveReader:
-        """A context in which a live reader counts. Keep its position up to date."""
+        """A context in which `readers` has this reader. Keep its position up to date."""
         return LiveReader(self._readers, path, kind, position)
 
     def join(self, path: str) -> None:
-        """Somebody follows a stream, and wants to know its newest state (`newest`)."""
+        """Add a follower of a stream. While it has any, `newest` knows its state after the last commit."""
         self._following[path] = self._following.get(path, 0) + 1
 
     def leave(self, path: str) -> None:
@@ -167,11 +167,14 @@ class Followers:
             self._newest.pop(path, None)
 
     def readers(self, path: str) -> Collection[LiveReader]:
-        """The clients that read a stream live now."""
+        """The clients that now read a stream live."""
         return self._readers.get(path, ())
 
     def wake(self, path: str, stream: Stream | None = None) -> None:
-        """Notify followers of a change: the stream became `stream`; None: they have to read it."""
+        """Notify followers of a change.
+
+        :param stream: its state after the change; None: followers have to read it from the storage.
+        """
         if path not in self._following:
             return
         if stream is None:
@@ -181,8 +184,8 @@ class Followers:
         self._wake_in_turns(list(self.waiting.pop(path, ())))
 
     def newest(self, path: str) -> Stream | None:
-        """A followed stream after its last commit, so that not every follower reads it; None if that is
-        not known here."""
+        """A followed stream after its last commit, so that not every follower has to read it from the storage; None if
+        it is not known here."""
         return self._newest.get(path)
 
     def _wake_in_turns(self, waiting: list[asyncio.Future[bool]]) -> None:
@@ -198,7 +201,7 @@ class Followers:
             self.wake(path)
 
     def shared(self, stream: Stream, position: int, form: str, read: Callable[[], Answer]) -> Answer:
-        """The stream from `position` on, in some form: made once for all followers at that position."""
+        """The answer with the stream from `position` on, in some form; `read` makes it once for all followers there."""
         key = (stream.path, stream.id, position, stream.earliest, stream.tail, stream.closed, form)
         answer = self._answers.get(key)
         if answer is None:

@@ -1,4 +1,4 @@
-"""Figures of a running server. They are counted as plain numbers, on one thread; Prometheus reads them when it asks."""
+"""Figures of a running server: plain numbers, counted on one thread, and collected when Prometheus requests them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 class Metrics:
     """:ivar requests: by method and status.
-    :ivar appends: seconds that clients waited for one.
-    :ivar commits: seconds that one took.
-    :ivar changes: how many requests were committed, several at once.
-    :ivar doors: of the stores that are served.
+    :ivar appends: seconds that clients waited for each append.
+    :ivar commits: seconds that each commit took.
+    :ivar changes: how many requests were committed; one commit may have several.
+    :ivar doors: the figures of the served stores.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class Metrics:
 class Gauges:
     """Values that are measured when the figures are requested.
 
-    :param usage: of the storage.
-    :param followers: how many wait.
-    :param waiting: how many changes wait.
-    :param buffered: bytes of requests under way.
-    :param stores: those that are served.
+    :param usage: returns the figures of the storage.
+    :param followers: returns how many live reads wait.
+    :param waiting: returns how many changes wait for a commit.
+    :param buffered: returns the bytes of requests under way.
+    :param stores: the served stores.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Gauges:
 
 
 class Collector:
-    """The collector that `prometheus_client` calls for the figures."""
+    """Called by `prometheus_client` to collect the figures."""
 
     def __init__(self, metrics: Metrics, gauges: Gauges) -> None:
         self._metrics = metrics

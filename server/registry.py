@@ -1,4 +1,4 @@
-"""The registry: a stream with an event for every stream that is created or deleted, in the form of the State protocol.
+"""The registry: a stream that announces every creation and deletion of a stream, in the form of the State protocol.
 
 Its messages are JSON: ``{"type":"stream","key":PATH,"value":{"path":…,"contentType":…,"createdAt":MILLISECONDS},
 "headers":{"operation":"insert"}}``, and with the operation ``delete`` and no value. A reader that applies them in order
@@ -36,8 +36,8 @@ _messages = msgspec.json.Decoder(list[_Message])
 
 
 class Registry:
-    """Keeps the registry of some streams. Changes that could not be announced, because of a crash, are announced at
-    the next start."""
+    """Keeps the registry of some streams. If a crash kept changes from being announced, the next start announces
+    them."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -45,8 +45,8 @@ class Registry:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Announce what is not announced yet, and all later changes. Costs reading the registry and
-        all metadata."""
+        """Announce the changes that are not announced yet, and all later ones. Reads the registry and the metadata of
+        all streams."""
         await self._streams.create(Create(PATH, content_type=JSON))
         announced = self._announced()
         self._streams.observers.append(self._notice)
@@ -59,7 +59,7 @@ class Registry:
         self._task = asyncio.get_running_loop().create_task(self._write())
 
     async def stop(self) -> None:
-        """Finish announcing."""
+        """Announce the remaining changes, then stop."""
         if self._task is not None:
             await self._queue.join()
             self._task.cancel()
@@ -85,7 +85,7 @@ class Registry:
                 messages.append(self._queue.get_nowait())
             try:
                 await self._streams.append(Append(PATH, JSON, b"".join(b"%b," % message for message in messages)))
-            # The registry was deleted, or the storage fails: the next start makes up for it.
+            # The registry was deleted, or the storage failed. The next start announces these changes.
             except OpslogError as error:
                 _log.warning("the registry could not be written", extra={"error": str(error)})
             for _ in messages:

@@ -1,4 +1,4 @@
-"""Streams as one service: every operation of the protocol without HTTP, on any storage, for one event loop."""
+"""Streams as one service for one event loop: every operation of the protocol, without HTTP, on any storage."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _log = logging.getLogger("opslog.server")
 Observer = Callable[[Events], None]
 
 _SWEEP_SECONDS = 60.0
-# An access is recorded when this fraction of the time to live has passed since the recorded one. So after a crash a
-# stream may end earlier than it should, by this much; see `Streams.start`.
+# An access is stored once a fraction of the time to live, 1 / _RENEWALS, has passed since the stored one. So after a
+# crash the stored access may be too old by that fraction; `Streams.start` makes up for it.
 _RENEWALS = 8
 
 
@@ -47,8 +47,8 @@ class Streams:
     One object, and so one process, serves a storage. Everything but construction is for one event loop, between
     `start` and `stop`.
 
-    :param retain_bytes: how much of each stream is kept at the least; None for everything.
-    :ivar observers: callbacks: add one to be called with every change.
+    :param retain_bytes: how much of each stream is kept at least; None keeps everything.
+    :ivar observers: functions that are called with every change; add your own.
     :ivar followers: the readers that wait for more.
     """
 
@@ -74,8 +74,8 @@ class Streams:
         self._background = Background(_log, "work on streams that no request waits for failed")
 
     async def start(self) -> None:
-        """Begin to serve: find forks that are not in the shard of their name, end expired streams, continue
-        tidying. Costs reading each stream's metadata once."""
+        """Begin to serve: find the forks that are not in the shard of their own path, end expired streams, and continue
+        tidying. Reads each stream's metadata once."""
         now = self.environment.time()
         self._writers = [
             Writer(shard, self.environment, self.metrics, self._committed) for shard in self.storage.shards
@@ -85,13 +85,14 @@ class Streams:
                 if self.storage.home(stream.path) != index:
                     self._away[stream.path] = index
                 if stream.ttl is not None:
-                    # Makes up for the recorded access being behind the real one.
+                    # The last access may be this much newer than the stored one.
                     self._accesses[stream.id] = min(now, stream.accessed + stream.ttl / _RENEWALS)
         await self.sweep()
         self._background.spawn(self._sweep_for_ever())
 
     async def stop(self) -> None:
-        """End the waiting of followers, finish running work, and close nothing: the storage is the caller's."""
+        """Wake all followers, cancel background tasks, and finish requested changes. The storage stays open: it belongs
+        to the caller."""
         self.followers.stop()
         await self._background.stop()
         for writer in self._writers:
@@ -119,9 +120,9 @@ class Streams:
             await writer.run(lambda txn: lifetimes.delete(txn, path, self._accesses))
 
     def stream(self, path: str) -> Stream:
-        """The stream as committed.
+        """The stream in its committed state.
 
-        :raises Refused: 404, or 410 if it has ended and forks need it.
+        :raises Refused: 404; or 410 if it has ended but forks still need it.
         """
         stream = self._shard(path).stream(path)
         return lifetimes.check(stream, self.environment.time(), self._accesses)
@@ -129,7 +130,7 @@ class Streams:
     def again(self, stream: Stream) -> Stream:
         """The same stream, in its present state.
 
-        :raises Refused: it no longer exists; another one with its path does not count.
+        :raises Refused: it no longer exists, even if there is a new stream at its path.
         """
         newest = self.followers.newest(stream.path)
         if newest is None or newest.ttl is not None:  # followers are not notified of recorded accesses
@@ -141,7 +142,7 @@ class Streams:
         return current
 
     def content_type(self, path: str) -> str | None:
-        """That of the stream at this path, whether clients can use it or not."""
+        """The content type of the stream at this path, even if clients cannot use it; None: there is no stream."""
         stream = self._shard(path).stream(path)
         return None if stream is None else stream.content_type
 
@@ -156,7 +157,7 @@ class Streams:
             self._background.spawn(self._record_access(stream.path, stream.id))
 
     async def wait(self, stream: Stream, follower: Follower, seconds: float) -> None:
-        """Wait as `Follower.wait` does. The stream does not expire meanwhile, since it is being read."""
+        """Wait as `Follower.wait` does. A wait counts as a read, so the stream does not expire meanwhile."""
         if stream.ttl is None:
             await follower.wait(seconds)
             return
@@ -176,11 +177,11 @@ class Streams:
         try:
             return ranges.read(self._shard(stream.path).records, stream, position, limit)
         except VanishedError:
-            self.again(stream)  # it was deleted meanwhile; if not, the storage is damaged
+            self.again(stream)  # raises if the stream was deleted meanwhile; otherwise the storage is damaged
             raise
 
     def expires_in(self, stream: Stream) -> float | None:
-        """Seconds until the stream ends unless a client uses it; None: never."""
+        """Seconds until the stream ends if no client uses it; None: never."""
         end = lifetimes.deadline(stream, self._accesses)
         return None if end is None else end - self.environment.time()
 
@@ -191,7 +192,7 @@ class Streams:
         return await self._writers[0].run(work)
 
     async def work_on(self, path: str, work: Work[T]) -> T:
-        """Run a caller's work in a transaction of the shard of this stream, existing or not; see `Writer.run`."""
+        """Run a caller's work in a transaction of this stream's shard. The stream need not exist. See `Writer.run`."""
         index = self.shard_number(path)
         result = await self._writers[index].run(partial(self._noting_what_is_trimmed, index, work))
         while self._untidy:
@@ -203,7 +204,7 @@ class Streams:
         return self._shard(path).value(key)
 
     def list(self, after: str = "") -> Iterator[Stream]:
-        """All streams that clients can use, shard by shard; behind `after` in each."""
+        """All streams that clients can use, shard by shard; in each shard, those after the path `after`."""
         now = self.environment.time()
         for shard in self.storage.shards:
             for stream in shard.streams(after):
@@ -225,18 +226,18 @@ class Streams:
 
     @property
     def failure(self) -> str | None:
-        """Why nothing can be written any more, None if it can."""
+        """Why nothing can be written any more; None if writing is possible."""
         failed = [str(writer.failure) for writer in self._writers if writer.failure is not None]
         problems = (problem for shard in self.storage.shards if (problem := shard.problem()) is not None)
         return failed[0] if failed else next(problems, None)
 
     @property
     def waiting(self) -> int:
-        """How many changes wait for a commit to begin."""
+        """The number of changes that wait for a commit to begin."""
         return sum(writer.waiting for writer in self._writers)
 
     async def sweep(self) -> None:
-        """End every stream whose lifetime is over, and do the work that deletions left."""
+        """End every stream whose lifetime is over, and remove the data that deletions left behind."""
         now = self.environment.time()
         for index, shard in enumerate(self.storage.shards):
             over = [stream.path for stream in shard.streams() if lifetimes.is_over(stream, now, self._accesses)]
@@ -253,11 +254,11 @@ class Streams:
         number = self.shard_number(request.path)
         if request.fork is None or self.storage.shards[number].stream(request.path) is not None:
             return number
-        return self.shard_number(request.fork.source)  # forks are where their source is: they share transactions
+        return self.shard_number(request.fork.source)  # a fork is in its source's shard: they share transactions
 
     @asynccontextmanager
     async def _locked(self, path: str) -> AsyncIterator[None]:
-        """Keep others from creating or deleting a stream with this path, so that it never gets into two shards."""
+        """Keep others from creating or deleting a stream at this path, so that it is never in two shards."""
         lock = self._locks.setdefault(path, _Lock())
         lock.users += 1
         try:
@@ -280,11 +281,11 @@ class Streams:
         for observer in self.observers:
             try:
                 observer(events)
-            except Exception:  # noqa: BLE001  (what was committed is to be answered, whoever fails to hear of it)
+            except Exception:  # noqa: BLE001  (a commit is answered even if an observer fails)
                 _log.exception("an observer failed")
 
     async def _forget(self, path: str) -> None:
-        """After a deletion: the path belongs to the shard of its name again, and the stored data is removed."""
+        """After a deletion: assign the path to the shard of its name again, and remove the stored data."""
         index = self.shard_number(path)
         async with self._locked(path):
             if self.storage.shards[index].stream(path) is None:
@@ -326,5 +327,5 @@ class Streams:
             await asyncio.sleep(_SWEEP_SECONDS)
             try:
                 await self.sweep()
-            except OpslogError as error:  # such as a full disk: the next sweep does the rest
+            except OpslogError as error:  # such as a full disk; the next sweep tries again
                 _log.error("a sweep failed", extra={"error": str(error)})
