@@ -1,4 +1,4 @@
-"""Appending to a stream and closing it: what is accepted, and in which order refusals count."""
+"""Appending to a stream and closing it: what is accepted, and the order of the checks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from opslog.server.protocol.producers import Stamp
 from opslog.server.protocol.refusals import Refused, closed
 from opslog.server.protocol.transaction import Transaction
 
-# Retention trims a stream once it exceeds the bytes to keep by one part in this many.
+# Retention trims a stream once it has a quarter (1 / _TRIM_PART) more than the bytes to keep.
 _TRIM_PART = 4
 
 
 class Append(msgspec.Struct):
     """A client's append.
 
-    :ivar content_type: of the body; None only without one.
+    :ivar content_type: of the body; None only if there is no body.
     :ivar data: as it will be stored.
-    :ivar problem: why the body cannot be stored; it counts only after everything else.
+    :ivar problem: why the body cannot be stored; it is checked last.
     :ivar close: close the stream after this; without data, only close it.
     :ivar seq: Stream-Seq, bytes as latin-1.
     """
@@ -36,9 +36,9 @@ class Append(msgspec.Struct):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """:ivar stream: as it is afterwards.
-    :ivar stamp: the highest accepted one of this producer, if the request named one.
-    :ivar duplicate: it had been appended before.
+    """:ivar stream: its state after the append.
+    :ivar stamp: the highest accepted stamp of the producer, if the request names a producer.
+    :ivar duplicate: the same append was accepted before, so nothing was changed.
     """
 
     stream: Stream
@@ -49,10 +49,10 @@ class Appended(msgspec.Struct, frozen=True):
 def append(transaction: Transaction, request: Append, accesses: Accesses, retain_bytes: int | None = None) -> Appended:
     """Append, or close, or both.
 
-    :param retain_bytes: how much of a stream is kept at the least; older data may be deleted.
+    :param retain_bytes: how much of a stream is kept at least; older data may be deleted.
 
-    Refusals count in this order: no such stream, closed, another content type, the producer's stamp,
-    Stream-Seq, the body.
+    The checks come in this order: whether the stream exists, whether it is open, the content type, the producer's
+    stamp, Stream-Seq, the body.
 
     :raises Refused: nothing was changed.
     """
@@ -107,7 +107,7 @@ def _changed(stream: Stream, request: Append, transaction: Transaction) -> Strea
 
 
 def _trimmed(stream: Stream, retain_bytes: int, transaction: Transaction) -> Stream:
-    """Remove the oldest records, now and then, and never those that a fork may read."""
+    """Remove the oldest records if there are many more than to be kept, but never those that a fork may read."""
     goal = stream.tail - retain_bytes
     if stream.forks or goal - max(stream.earliest, stream.base) < retain_bytes // _TRIM_PART:
         return stream

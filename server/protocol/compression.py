@@ -15,7 +15,8 @@ _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 def choose(accept_encoding: str | None, media_type: str) -> str | None:
-    """``gzip`` or ``deflate`` if the client accepts one and the content is worth it. ``q=0`` means no."""
+    """``gzip`` or ``deflate``, if the client accepts one (``q=0`` refuses it) and this type of content
+    is not compressed already."""
     if not accept_encoding or media_type.startswith(_PACKED):
         return None
     quality: dict[str, float] = {}
@@ -38,6 +39,6 @@ def _quality(parameters: str) -> float:
 
 
 def compress(body: bytes, encoding: str) -> bytes:
-    """Fast rather than small: streams are read while they grow."""
+    """Compresses fast rather than well, because streams are read while they grow."""
     packer = zlib.compressobj(level=1, wbits=_WINDOWS[encoding])
     return packer.compress(body) + packer.flush()

@@ -9,13 +9,13 @@ _MAX_AGE, _STALE = 60, 300
 
 
 def entity_tag(storage: str, stream_id: int, start: int, stop: int, *, closed: bool) -> str:
-    """The tag of a range, without its quotes. It differs between streams that had the same path one after the other,
-    and for the end of a stream before and after it was closed."""
+    """The tag of a range, without its quotes. Streams that had the same path one after the other have different tags,
+    and so has the end of a stream before and after it was closed."""
     return f"{storage}-{stream_id}:{start}:{stop}{':c' if closed else ''}"
 
 
 def encoded_tag(tag: str, encoding: str | None) -> str:
-    """The tag of the same range under a content encoding: a strong tag stands for these very bytes."""
+    """The tag of the same range under a content encoding, since a strong tag must change with the bytes."""
     return f'"{tag};{encoding}"' if encoding else f'"{tag}"'
 
 
@@ -27,7 +27,8 @@ def matches(if_none_match: str, tag: str) -> bool:
 
 
 def cache_control(expires_in: float | None, *, private: bool) -> bytes:
-    """For a response whose bytes never change: as the protocol says, but never beyond the stream's life.
+    """The value of Cache-Control for a response whose bytes never change: as the protocol says, but never longer than
+    the stream lives.
 
     :param private: the response depends on the client.
     """

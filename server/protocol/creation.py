@@ -16,8 +16,8 @@ DEFAULT_CONTENT_TYPE = "application/octet-stream"
 
 
 class ForkOf(msgspec.Struct):
-    """:ivar source: path.
-    :ivar position: None for the source's end.
+    """:ivar source: the path of the source.
+    :ivar position: None: the end of the source.
     """
 
     source: str
@@ -30,7 +30,7 @@ class Create(msgspec.Struct):
 
     :ivar content_type: None if the client gave no valid one.
     :ivar data: first content, as it will be stored.
-    :ivar problem: why the body cannot be stored; it does not matter if the stream exists already.
+    :ivar problem: why the body cannot be stored; ignored if the stream exists already.
     """
 
     path: str
@@ -44,7 +44,7 @@ class Create(msgspec.Struct):
 
 
 class Created(msgspec.Struct, frozen=True):
-    """:ivar new: it did not exist before."""
+    """:ivar new: whether the stream did not exist before."""
 
     stream: Stream
     new: bool
@@ -73,7 +73,7 @@ def create(transaction: Transaction, request: Create, accesses: Accesses) -> Cre
 
 
 def _keep(transaction: Transaction, stream: Stream, request: Create) -> Stream:
-    """Store a new stream. Nothing was changed before this."""
+    """Store a new stream. Until here the request has changed nothing, except that it may have ended expired streams."""
     stream = replace(stream, id=transaction.new_id())
     if request.data:
         transaction.append(stream.id, stream.tail, request.data)

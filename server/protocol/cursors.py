@@ -1,4 +1,4 @@
-"""Cursors: numbers that live reads echo, so that a cache in between does not answer the same request for ever."""
+"""Cursors: numbers that live reads repeat, so that a cache in between does not give the same answer for ever."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Cursors:
     epoch: float = _EPOCH
 
     def next(self, given: str | None, now: float, random: Callable[[int], int]) -> str:
-        """The cursor of a response: the number of the interval, or, if the client's is not smaller, one that is
-        greater than the client's.
+        """The cursor of a response: the number of the interval. But if the client's own cursor is not smaller, a number
+        that is greater than the client's.
 
         :param random: returns a number from 0 up to its argument.
         """

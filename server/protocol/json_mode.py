@@ -1,7 +1,7 @@
-"""Streams of JSON messages: their text is stored unchanged, every digit of every number.
+"""Streams of JSON messages: their text is stored unchanged, with every digit of every number.
 
-An append of messages is one record: each message's text, followed by a comma. So the contents of a range of records
-become a JSON array by putting brackets around them and leaving out the last comma.
+Each append is one record: the text of each message, followed by a comma. So a range of records becomes a JSON array if
+brackets are put around it, and its last comma is left out.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _SPACE = b" \t\n\r"
 
 
 def record(body: bytes) -> bytes:
-    """The record of an append: the elements of an array, one level deep, or one message of anything else.
+    """The record of an append. The elements of an array, one level deep, are the messages; any other value is one.
 
     :returns: b"" for an empty array.
-    :raises Refused: this is not JSON; 400.
+    :raises Refused: 400, the body is not JSON.
     """
     text = body.strip(_SPACE)
     try:
@@ -31,7 +31,7 @@ def record(body: bytes) -> bytes:
         return b"".join([b"%b," % message for message in _messages.decode(text)])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         problem = str(error)
-    # Out here, so that it has no context, which would keep the body in memory as long as the error.
+    # Raised outside the `except`: an error with a context would keep the body in memory as long as itself.
     raise Refused(400, f"the body is not valid JSON: {problem}")
 
 

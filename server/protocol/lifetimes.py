@@ -1,4 +1,4 @@
-"""When streams end: time to live, expiry, deletion, and what forks keep alive."""
+"""When streams end: time to live, expiry and deletion, and the data that forks still need."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from opslog.server.protocol.model import Stream
 from opslog.server.protocol.refusals import gone, not_found
 from opslog.server.protocol.transaction import Transaction
 
-# By stream id, the time of the last access that is newer than the recorded one (see `Stream.accessed`).
+# By stream id, the time of the last access, if that is newer than the stored one (`Stream.accessed`).
 Accesses = Mapping[int, float]
 
 
 def deadline(stream: Stream, accesses: Accesses) -> float | None:
-    """When the stream ends unless a client uses it; None: never."""
+    """When the stream ends if no client uses it; None: never."""
     if stream.ttl is not None:
         return max(stream.accessed, accesses.get(stream.id, 0.0)) + stream.ttl
     if stream.expires_at is not None:
@@ -25,7 +25,7 @@ def deadline(stream: Stream, accesses: Accesses) -> float | None:
 
 
 def is_over(stream: Stream, now: float, accesses: Accesses) -> bool:
-    """Whether its lifetime is over."""
+    """Whether the lifetime of the stream is over."""
     end = deadline(stream, accesses)
     return end is not None and now >= end
 
@@ -45,8 +45,8 @@ def check(stream: Stream | None, now: float, accesses: Accesses) -> Stream:
 
 
 def end(transaction: Transaction, stream: Stream) -> None:
-    """Delete the stream: at once or, while there are forks of it, only for clients. A deleted
-    stream is removed with its last fork, and so on along the chain."""
+    """Delete the stream. If it has no forks, it is removed at once. While it has forks, only clients can no longer use
+    it. It is removed with its last fork, and so on along the chain of forks."""
     transaction.events.deleted.append(stream)
     if stream.forks:
         transaction.put(replace(stream, deleted=True))
@@ -63,7 +63,7 @@ def end(transaction: Transaction, stream: Stream) -> None:
 
 
 def end_if_over(transaction: Transaction, stream: Stream, accesses: Accesses) -> bool:
-    """End the stream if its lifetime is over; returns whether it is over for clients, now or since earlier."""
+    """End the stream if its lifetime is over. Returns whether clients can no longer use it."""
     if not stream.deleted and is_over(stream, transaction.now, accesses):
         end(transaction, stream)
         return True

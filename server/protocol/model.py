@@ -11,7 +11,7 @@ JSON = "application/json"
 
 @lru_cache(maxsize=1024)
 def media_type(content_type: str) -> str:
-    """Only the type, as it is compared: ``Text/Plain; charset=utf-8`` is ``text/plain``."""
+    """The type alone, in the form in which types are compared: ``Text/Plain; charset=utf-8`` is ``text/plain``."""
     return content_type.partition(";")[0].strip().lower()
 
 
@@ -29,7 +29,7 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
     :ivar source: path of the source; no other stream gets that path while a fork of it exists.
     :ivar position: the position in the source, before the sub-offset was added.
     :ivar sub_offset: messages of a JSON stream, bytes of any other.
-    :ivar inherits_expiry: no lifetime was requested, so that it has the source's.
+    :ivar inherits_expiry: no lifetime was requested, so the fork has that of the source.
     """
 
     source: str
@@ -46,7 +46,7 @@ class Producer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Closer(msgspec.Struct, frozen=True, array_like=True):
-    """The append of an idempotent producer that closed a stream; a repetition of it is a duplicate."""
+    """The append by which an idempotent producer closed a stream. A repetition of it is a duplicate."""
 
     producer: str
     epoch: int
@@ -56,8 +56,8 @@ class Closer(msgspec.Struct, frozen=True, array_like=True):
 class Stream(msgspec.Struct, frozen=True, array_like=True):
     """A stream's metadata. Immutable: a change is a new one (``msgspec.structs.replace``).
 
-    A position is a number of bytes: of the stream's content as it is stored, from its beginning, including the content
-    that a fork inherited. Clients see positions as offsets.
+    A position counts the bytes of the stored content from the beginning of the stream, including what a fork inherited.
+    Clients see positions as offsets.
 
     :ivar id: never used again in this storage, not even for a stream that is created under the same path.
     :ivar path: relative to the stream root, percent-decoded: ``events/abc``.
@@ -66,12 +66,12 @@ class Stream(msgspec.Struct, frozen=True, array_like=True):
     :ivar accessed: the last recorded read or write.
     :ivar tail: the position behind the last byte.
     :ivar seq: the last Stream-Seq; bytes as latin-1, so that comparing them compares bytes.
-    :ivar ttl: seconds after the last access.
+    :ivar ttl: seconds that the stream lives after the last access.
     :ivar expires_at: the RFC 3339 text as given.
-    :ivar inherited: the sources of a fork's bytes before its own, in order and without gaps, flattened: reading needs
-        no lookup of the source.
-    :ivar forks: streams that were forked from this one and still exist.
-    :ivar deleted: it was deleted or has expired, but `forks` of it still read its bytes.
+    :ivar inherited: where the bytes are that a fork has before its own, in order and without gaps. The list also covers
+        forks of forks, so a read need not look up the source.
+    :ivar forks: the number of existing streams that were forked from this one.
+    :ivar deleted: it was deleted or has expired, but its `forks` still need its bytes.
     :ivar earliest: the position of the first byte that retention has not deleted.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# A client may send these instead of an offset: the beginning of the stream, and its end, wherever that is.
+# Clients may send these in place of an offset: the beginning of the stream, and its present end.
 BEGINNING, NOW = "-1", "now"
 
 _OFFSET = re.compile(r"[0-9]{16}_([0-9]{16})", re.ASCII)
@@ -20,5 +20,5 @@ def parse_offset(text: str) -> int | None:
     match = _OFFSET.fullmatch(text)
     if match is None:
         return None
-    # No server gave out another first half; such an offset is behind the end of any stream.
+    # No server gives out any other first half, so such an offset counts as behind the end of every stream.
     return int(match[1]) if text.startswith("0000000000000000_") else 10**16

@@ -12,7 +12,7 @@ MAX_INTEGER = 2**53 - 1
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """The origin of an append, as it names it."""
+    """The producer, epoch and sequence number that an append names."""
 
     producer: str
     epoch: int

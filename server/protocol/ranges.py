@@ -19,7 +19,7 @@ Records = Callable[[int, int, int, int], Sequence[Record]]
 
 class Range(msgspec.Struct, frozen=True):
     """:ivar chunks: the bytes, in order.
-    :ivar stop: the position behind them.
+    :ivar stop: the position after them.
     """
 
     chunks: list[bytes]
@@ -27,11 +27,11 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class VanishedError(CorruptError):
-    """Records of a stream are missing: it was deleted while it was read, or the storage is damaged."""
+    """Records of a stream are missing: the stream was deleted while it was read, or the storage is damaged."""
 
 
 def check_position(stream: Stream, position: int) -> None:
-    """:raises Refused: 400 for a position behind the end, 410 for one that retention has passed."""
+    """:raises Refused: 400 for a position behind the end, 410 for one whose data retention has deleted."""
     if position > stream.tail:
         raise Refused(400, "the offset lies behind the end of the stream: it was not given out by this stream")
     if position < stream.earliest:
@@ -41,8 +41,8 @@ def check_position(stream: Stream, position: int) -> None:
 
 
 def read(records: Records, stream: Stream, position: int, limit: int) -> Range:
-    """The stream's bytes from `position`, about `limit` of them: for a JSON stream all messages of the records read,
-    for any other at most this many.
+    """About `limit` bytes of the stream from `position` on. Of a JSON stream, all messages of the records read; of any
+    other, at most `limit` bytes.
 
     :raises Refused: 400 for a position of a JSON stream inside a message.
     :raises VanishedError: see there.

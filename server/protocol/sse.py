@@ -25,8 +25,8 @@ def data_event(stream: Stream, chunks: list[bytes]) -> bytes:
 
 
 def control_event(position: int, *, cursor: str, up_to_date: bool, closed: bool) -> bytes:
-    """The reader's position. Without a cursor at the end of a closed stream, since there is nothing to come back
-    for."""
+    """The event with the reader's position. At the end of a closed stream it has no cursor, since the reader need not
+    come back."""
     fields: dict[str, object] = {"streamNextOffset": format_offset(position)}
     if closed:
         fields["streamClosed"] = True
@@ -38,14 +38,14 @@ def control_event(position: int, *, cursor: str, up_to_date: bool, closed: bool)
 
 
 def _event(name: bytes, payload: bytes) -> bytes:
-    """Every line end of the payload begins a line of the event, so that a payload cannot end the event. Readers drop
-    one space after the colon, so a line that begins with a space gets another."""
+    """An event. Each line of the payload becomes a line of the event, so no payload can end the event. Readers drop one
+    space after the colon, so a line that begins with a space gets another one."""
     lines = b"\n" + payload.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     return b"event: %b%b\n\n" % (name, lines.replace(b"\n ", b"\n  ").replace(b"\n", b"\ndata:"))
 
 
 def incomplete_bytes(data: bytes) -> int:
-    """How many bytes at the end begin a UTF-8 character that is not complete."""
+    """The number of bytes at the end that belong to an incomplete UTF-8 character."""
     for count in range(1, min(4, len(data) + 1)):
         byte = data[-count]
         if byte & 0xC0 == 0x80:  # in the middle of a character

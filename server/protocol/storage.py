@@ -1,13 +1,13 @@
 """The contract between the server and the storage of its streams.
 
-A storage consists of shards. Each shard is a small ordered database with one writer: all simultaneous changes are
-collected in one `Changes` and committed at once, atomically and durably. Decisions are made before, on the
-committed state, so a shard only reads and commits: it knows nothing of the protocol. `opslog.server.storage.memory` and
+A storage consists of shards. Each shard is a small ordered database with one writer, which collects all simultaneous
+changes in one `Changes` and commits them at once, atomically and durably. All decisions are made before, on the
+committed state. So a shard only reads and commits; it knows nothing of the protocol. `opslog.server.storage.memory` and
 `opslog.server.storage.lmdb_shard` implement it; `tests/server/test_storage.py` checks both against this contract.
 
-Keys of the free key space (`value`, `values`, `Changes.values`) belong to the code that uses them; begin them with a
-word of your own and a slash, as in ``subscriptions/…``. They commit in the same transaction as everything else of their
-shard.
+Keys of the free key space (`value`, `values`, `Changes.values`) belong to the code that uses them. Begin them with a
+word of your own and a slash, as in ``subscriptions/…``. Their values commit in the same transaction as all other
+changes of the shard.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Changes:
 
     :ivar streams: by path; None removes it.
     :ivar producers: by stream id and producer id.
-    :ivar records: (stream id, position, bytes) in the order of positions per stream; never empty bytes, and each begins
-        where the stream's last one ended.
+    :ivar records: (stream id, position, bytes), for each stream in order of position. No record is empty, and each
+        begins where the stream's record before it ended.
     :ivar dropped: ids of streams whose records and producers are no longer needed.
     :ivar trimmed: by stream id, the position before which whole records are no longer needed.
     :ivar values: of the free key space; None removes.
@@ -78,8 +78,8 @@ class Shard(Protocol):
         ...
 
     def streams(self, after: str = "") -> Iterator[Stream]:
-        """All streams, by path in the order of its UTF-8 bytes, behind the path `after`. Streams that are created or
-        removed meanwhile may be missing or not; the cost is that of the streams taken."""
+        """All streams after the path `after`, in the order of the UTF-8 bytes of their paths. Streams that are created
+        or removed meanwhile may be included or not. The cost grows with the number of streams taken."""
         ...
 
     def producer(self, stream_id: int, producer_id: str) -> Producer | None: ...
@@ -89,9 +89,8 @@ class Shard(Protocol):
         ...
 
     def records(self, stream_id: int, start: int, stop: int, limit: int) -> Sequence[Record]:
-        """The stream's own records that have bytes in the range from `start` up to `stop`, whole and in order, up to
-        the one that reaches `limit` bytes (counted from `start`). The cost is that of the records
-        returned."""
+        """The stream's own records that have bytes in the range from `start` up to `stop`, whole and in order. The last
+        one is the one that reaches `limit` bytes, counted from `start`. The cost grows with the records returned."""
         ...
 
     def value(self, key: bytes) -> bytes | None: ...
@@ -105,7 +104,7 @@ class Shard(Protocol):
         ...
 
     def commit(self, changes: Changes) -> None:
-        """Make all these changes, or none of them; on return they are as durable as this shard can be.
+        """Make all these changes, or none of them. On return they are as durable as this shard can make them.
 
         :raises WriteFailedError: nothing was changed.
         :raises CommitUnknownError: it is unknown whether they were made.
@@ -113,7 +112,7 @@ class Shard(Protocol):
         ...
 
     def problem(self) -> str | None:
-        """Why a commit would be refused now, as far as this is known without trying; None if it would not."""
+        """Why a commit would be refused now, as far as is known without an attempt; None: it would not be refused."""
         ...
 
     def tidy(self) -> bool:

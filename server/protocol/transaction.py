@@ -1,6 +1,6 @@
-"""A view of one shard with changes on it that are not committed yet.
+"""One shard with changes that are not committed yet.
 
-Works that commit together see each other's changes through it, in their order.
+Through it each work sees the changes of the works before it in the same commit.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from opslog.server.protocol.storage import Changes, Record, Shard
 
 @dataclass(slots=True)
 class Events:
-    """The effects of a commit, for those who are notified after it.
+    """The effects of a commit, for the observers that are notified after it.
 
-    :ivar created: new streams, as they were created.
-    :ivar appended: by path, streams that got bytes or were closed, as they are now (new ones too).
-    :ivar deleted: streams that are gone for clients.
+    :ivar created: new streams, in the state in which they were created.
+    :ivar appended: by path, streams that got bytes or were closed, in their present state; new streams, too.
+    :ivar deleted: streams that clients can no longer use.
     """
 
     created: list[Stream] = field(default_factory=list)
