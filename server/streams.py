@@ -28,7 +28,7 @@ from opslog.server.storage.writer import Work, Writer
 
 T = TypeVar("T")
 _log = logging.getLogger("opslog.server")
-# Called with each commit that had an effect, on the event loop, before its callers are answered.
+# Called on the event loop with each commit that had an effect, before its callers resume.
 Observer = Callable[[Events], None]
 
 _SWEEP_SECONDS = 60.0

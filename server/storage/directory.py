@@ -3,12 +3,12 @@
 ::
 
     <directory>/
-      layout.json     format, version, number of shards, how a path finds its shard, the storage's name
-      lock            locked by the one process that serves the directory, and names that process
+      layout.json     format, version, number of shards, the hash that assigns a path to a shard, the storage's name
+      lock            locked by the one process that serves the directory; names that process
       shard-000/      data.mdb: see `opslog.server.storage.lmdb_shard`
 
-The process locks the directory itself, too, so that no other process gets in after the file was removed. It then
-refuses to write, because no other process can find out any more which process serves the directory.
+The process also locks the directory itself, so that no other process can serve it after the file ``lock`` was removed.
+It then refuses to write, because other processes can no longer find out which process serves the directory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from opslog.format.prepared import prepare
 from opslog.server.protocol.storage import Shard
 from opslog.server.storage.lmdb_shard import LmdbShard
 
-# The contents of `layout.json`; the hash: BLAKE2b of the path in UTF-8, 8 bytes big-endian, modulo the number of
-# shards.
+# Values in `layout.json`. The hash of a path is BLAKE2b of its UTF-8, 8 bytes big-endian, modulo the number of shards.
 FORMAT, VERSION, HASH = "opslog-streams", 1, "blake2b-64-mod"
 
 SHARDS, SHARDS_MAX = 1, 256
@@ -56,12 +55,12 @@ prepare(Layout)
 class DirectoryStorage:
     """The streams in a directory, which is created if it does not exist.
 
-    :param shards: the number of databases among which streams are divided; None for the existing number, or `SHARDS`.
-        It cannot be changed.
-    :param map_bytes: how large each database may become.
+    :param shards: the number of databases among which streams are divided, which cannot be changed later; None: the
+        existing number, or `SHARDS` in a new directory.
+    :param map_bytes: the most bytes that each database may grow to.
     :param wait_seconds: how long to wait for another process that still serves the directory.
     :raises LockedError: another process serves it.
-    :raises UsageError: it has another layout, or contains something else.
+    :raises UsageError: it has another layout, or is not a directory of streams.
     :raises FormatVersionError: a newer opslog wrote it.
     :raises CorruptError: it cannot be read.
     """
@@ -152,8 +151,8 @@ def _layout(path: Path, shards: int | None, environment: Environment) -> Layout:
 
 
 def _create(path: Path, layout: Layout) -> None:
-    """Lay out a new directory. The manifest comes last. Without it the directory counts as empty; with it every
-    shard must have its database, so that a lost one is not taken for a new one."""
+    """Lay out a new directory. The manifest is written last: a directory without it counts as empty. If it is there,
+    every shard must have its database, so that a lost database is not taken for a new one."""
     new = path / "layout.json.new"
     others = sorted(entry.name for entry in path.iterdir() if entry.name not in {"lock", new.name})
     if any(not name.startswith("shard-") or not (_is_new(path / name) or new.exists()) for name in others):

@@ -4,9 +4,9 @@ LMDB maps its file and does not check the file's length. In a truncated file (an
 while a backup was restored) the first access to a missing page kills the process with SIGBUS. So the length is checked
 when a shard is opened, before any page of it is read through the map.
 
-A file that is shorter than its highest page number says need not be damaged: LMDB does not write pages at the end that
-one transaction both allocated and freed. Only for such a file, all pages are followed from the roots. That reads every
-page except those of large values.
+A file may be shorter than its highest page number requires, and still be intact: LMDB does not write pages at the end
+that one transaction both allocated and freed. Only in such a file, all pages are followed from the roots. That reads
+every page except those of large values.
 
 The layout is that of data version 1 (LMDB 0.9) on 64-bit little-endian machines. The header of a page: its number (8
 bytes), unused (2), flags (2), where its free space begins (2) and ends (2). Offsets of nodes follow (2 each), up to the
@@ -36,9 +36,9 @@ ReadPage = Callable[[int], bytes]
 def missing_page(path: str, page_bytes: int, last_page: int) -> int | None:
     """The number of a page that the newest commit needs and the file does not have; None if there is none.
 
-    :param last_page: the highest number that was ever handed out, as LMDB says.
+    :param last_page: the highest page number ever allocated, as LMDB reports it.
     :raises OSError: the file cannot be read.
-    :raises ValueError: it is too short, and what it has makes no sense.
+    :raises ValueError: it is too short, and its contents make no sense.
     """
     size = os.stat(path).st_size
     if size >= (last_page + 1) * page_bytes:
@@ -89,7 +89,7 @@ def _needed(read: ReadPage, pages: int) -> Iterator[int]:
 
 
 def _roots(read: ReadPage) -> tuple[int, int]:
-    """Of the free list and of the main table, in the newest of the two meta pages."""
+    """The root pages of the free list and of the main table, as the newer of the two meta pages has them."""
     metas = [_META.unpack_from(read(number), _HEADER.size) for number in (0, 1)]
     if any(meta[:2] != (_MAGIC, _VERSION) for meta in metas):
         raise ValueError("its meta pages are not those of LMDB 0.9")

@@ -5,11 +5,11 @@ sort) to the bytes of an append. `producers`: stream id and producer id to epoch
 free key space. `shard`: data about the whole: the next stream id, the bytes of content, and, under ``doomed``
 and a stream id, the position up to which data is still to be removed.
 
-LMDB writes pages to new places and then switches to them, so a crash leaves the last commit; a commit returns after two
-fdatasync. Readers see one commit's state and wait for nobody.
+LMDB writes changed pages to new places and then switches to them, so the last commit survives a crash. A commit returns
+after two calls of fdatasync. A reader sees the state of one commit, and waits for nobody.
 
-LMDB maps its two files, and an access to a part that was truncated would end the process with SIGBUS. So before
-each transaction their lengths are checked, and nothing is read any more once one is too short. A truncation during a
+LMDB maps its two files, and an access to a truncated part would end the process with SIGBUS. So the lengths of both
+files are checked before each transaction. Once one is too short, nothing is read any more. A truncation during a
 transaction is not noticed.
 """
 
@@ -31,11 +31,11 @@ from opslog.server.protocol.storage import Changes, Record, Usage
 from opslog.server.storage.lmdb_file import missing_page
 from opslog.server.storage.opened_files import Length, OpenedFiles
 
-# How much one step removes: commits wait for it.
+# The most that one step removes. Commits wait for the step.
 _TIDY_RECORDS, _TIDY_BYTES = 5_000, 16 * 1024 * 1024
 
 _PAGE_STREAMS = 256
-# Of how many streams the metadata is kept in memory, after their last commit: some hundred bytes each.
+# For this many streams the metadata of the last commit is kept in memory: some hundred bytes each.
 _KNOWN_STREAMS = 4096
 _RESTORE = "restore the directory from a backup"
 _EVERYTHING = 2**64 - 1
@@ -50,9 +50,9 @@ _producer = msgspec.msgpack.Decoder(Producer)
 class LmdbShard:
     """A shard in the directory `path`, which exists.
 
-    :param map_bytes: how large the file may become; address space, not memory.
-    :param lock: another file that has to stay in place: the lock of the whole storage.
-    :raises CorruptError: the file is no database, or is shorter than its contents require.
+    :param map_bytes: the most bytes that the file may grow to. This takes address space, not memory.
+    :param lock: the lock file of the whole storage, which has to stay in place, too.
+    :raises CorruptError: the file is not a database, or is shorter than its contents require.
     """
 
     durable = True
@@ -71,8 +71,8 @@ class LmdbShard:
         self._streams, self._records = opened[b"streams"], opened[b"records"]
         self._producers, self._values = opened[b"producers"], opened[b"values"]
         self._shard = self._environment.open_db(b"shard")
-        # As last committed, so that not every append and follower reads and decodes it. Only commits fill it, in their
-        # order: what a reader found could be older than a commit that ended meanwhile.
+        # The last committed metadata, so that not every append and follower has to read and decode it. Only commits add
+        # to it, in their order. What a reader has read could be older than a commit that ended meanwhile.
         self._known: dict[str, Stream] = {}
         self._note_lengths()
 
@@ -86,7 +86,8 @@ class LmdbShard:
         return None if found is None else self._decoded(_stream, found, path)
 
     def streams(self, after: str = "") -> Iterator[Stream]:
-        # In pages: the caller may take its time, and reading an old state keeps pages from being used again.
+        # Some streams at a time, in one transaction each. The caller may be slow, and as long as a transaction reads an
+        # old state, LMDB cannot use its pages again.
         key = after.encode()
         while True:
             page: list[tuple[bytes, bytes]] = []
@@ -154,7 +155,7 @@ class LmdbShard:
         return self._truncation() or self._opened_files.problem()
 
     def _truncation(self) -> str | None:
-        """The mapped file that was truncated, if one was. Call this before accessing them."""
+        """The mapped file that was truncated, if one was. Called before each access to the files."""
         return self._data.problem() or self._locks.problem()
 
     def _note_lengths(self) -> None:
@@ -181,7 +182,7 @@ class LmdbShard:
     def _note_streams(self, streams: dict[str, Stream | None]) -> None:
         known = self._known
         for path, stream in streams.items():
-            known.pop(path, None)  # so that the newest are last
+            known.pop(path, None)  # removed first, so that the newest are at the end
             if stream is not None:
                 known[path] = stream
         while len(known) > _KNOWN_STREAMS:
@@ -291,14 +292,14 @@ class LmdbShard:
         return Usage(streams, size, (info["last_pgno"] + 1) * self._environment.stat()["psize"])
 
     def close(self) -> None:
-        self._locks.restore()  # LMDB notes there that it has closed
+        self._locks.restore()  # LMDB writes into it when it closes
         self._environment.close()
-        # Not earlier: a process that closes any descriptor of a file releases all its record locks.
+        # Not before: when a process closes any descriptor of a file, it loses all its record locks on the file.
         self._locks.close()
         self._data.close()
 
     def _check_length(self) -> None:
-        """Check the length: reading a page that the file does not have would end the process."""
+        """Check that the file has all its pages: reading a missing one would end the process."""
         path = self.path / "data.mdb"
         last, page_bytes = self._environment.info()["last_pgno"], self._environment.stat()["psize"]
         try:

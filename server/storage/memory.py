@@ -1,4 +1,4 @@
-"""Streams in memory: for tests, for data that need not outlive the process, and as the model of the durable storage."""
+"""Streams in memory: for tests, for data that may end with the process, and as the model of the durable storage."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Whether files are still where they were opened, and still as long.
 
-A process that has a file open does not notice that the file, or a directory above it, is deleted, moved or replaced: it
-goes on writing, and nobody will ever read that. If it has mapped the file, and the file is truncated, the first access
-to a missing page ends the process with SIGBUS.
+A process that has a file open does not notice that the file, or a directory above it, is deleted, moved or replaced. It
+goes on writing, but nobody will ever read what it writes. If it has mapped the file, and the file is truncated, the
+first access to a missing page ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OpenedFiles:
         self._files = {path: identity(os.stat(path)) for path in map(os.path.abspath, paths)}
 
     def problem(self) -> str | None:
-        """The change to one of the files, if there was one. Costs one system call for each file."""
+        """Describes what happened to one of the files; None: nothing did. Costs one system call for each file."""
         for path, known in self._files.items():
             try:
                 status = os.stat(path)
@@ -39,8 +39,8 @@ class OpenedFiles:
 
 
 class Length:
-    """The length of a file that is mapped into memory, and never shrinks unless it is truncated. Once it was found
-    to be too short, it counts as truncated for good: making it longer again does not bring its contents back.
+    """The length of a file that is mapped into memory. The file never shrinks unless it is truncated. Once it was too
+    short, it counts as truncated for good, because making it longer again does not bring its contents back.
 
     Safe to use from many threads, except `note` and `close`.
 
@@ -56,19 +56,19 @@ class Length:
         self.note()
 
     def problem(self) -> str | None:
-        """Reports that the file was truncated, if it was. Uses the cheapest system call that shows it, since each read
-        makes it."""
-        known = self._known  # first: the file may grow meanwhile
+        """Says that the file was truncated; None: it was not. Called before each read, so it makes only the cheapest
+        system call that shows this."""
+        known = self._known  # before the size: the file may grow in between
         if self._problem is None and (size := self._size()) < known:
             self._problem = f"{self._path} was truncated to {size} bytes{_ADVICE}"
         return self._problem
 
     def note(self) -> None:
-        """Note that it may have grown. Called by the one thread that writes."""
+        """Note the present length, since the file may have grown. Called by the one thread that writes."""
         self._known = max(self._known, self._size())
 
     def restore(self) -> None:
-        """Make it as long as it was, so that it can be accessed; the truncated part is zeros."""
+        """Make a truncated file as long as it was, so that it can be accessed; the truncated part is zeros then."""
         if self.problem() is not None:
             os.ftruncate(self._file.number, self._known)
 
@@ -77,7 +77,7 @@ class Length:
         self._file.close()
 
     def _size(self) -> int:
-        # Once it is closed there is nothing that could be too short.
+        # A closed file cannot be too short.
         return os.lseek(self._file.number, 0, os.SEEK_END) if self._file.number >= 0 else 0
 
 

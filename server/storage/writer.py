@@ -15,8 +15,8 @@ from opslog.server.protocol.storage import Changes, Shard
 from opslog.server.protocol.transaction import Events, Transaction
 
 T = TypeVar("T")
-# Reads and changes in a transaction, on the event loop: short, and with no change before the last statement that can
-# raise.
+# Reads and changes a transaction, on the event loop. It must be short, and must not change anything before the last
+# statement that can raise.
 Work = Callable[[Transaction], T]
 
 _Pending = tuple[Work[Any], "asyncio.Future[Any]"]
@@ -24,12 +24,14 @@ _Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
 class Writer:
-    """The one writer of a shard. Works run on the event loop, one after the other, on the committed state and the
-    changes of the works before them in the same group; then their changes are committed at once, in a thread of its own
-    if that takes time. A work is answered when its group is durable.
+    """The one writer of a shard. It runs the works of a group on the event loop, one after the other. Each work sees
+    the committed state and the changes of the works before it. Then the writer commits the changes of the group at
+    once; if the shard is durable, in a thread of its own. The callers get their results when the group is durable.
 
-    :ivar failure: after a commit of unknown outcome: what is on disk may not be what is known here.
-    :param notify: called on the event loop with what each commit did, after those who asked for it were answered.
+    :ivar failure: the error of a commit with an unknown outcome. After it, the state on disk may differ from the one in
+        memory.
+    :param notify: called on the event loop with the effects of each commit, once the results of its callers are set,
+        and before the callers resume.
     """
 
     def __init__(
@@ -52,13 +54,13 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """How many works wait for a commit to begin."""
+        """The number of works that wait for a commit to begin."""
         return len(self._pending)
 
     async def run(self, work: Work[T]) -> T:
         """Run the work in the next group.
 
-        :raises Exception: the error of the work; then it changed nothing, unless it says so.
+        :raises Exception: raised by the work; nothing was changed, unless the error says so.
         :raises WriteFailedError: the group could not be committed.
         :raises CommitUnknownError: see `Shard.commit`.
         """
@@ -90,7 +92,7 @@ class Writer:
         return await future
 
     async def close(self) -> None:
-        """Wait for the requested changes, and end the thread."""
+        """Wait until the requested changes are committed, and end the thread."""
         while self._busy:
             await self._idle.wait()
         if self._shard.durable:
