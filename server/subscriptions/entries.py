@@ -1,4 +1,4 @@
-"""The subscriptions of a running server in memory, and those that a stream concerns."""
+"""The subscriptions of a running server, in memory; and which of them are interested in a stream."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from opslog.server.subscriptions import globs
 from opslog.server.subscriptions.subscription import Link, Subscription
 
-# For how many paths the interested subscriptions are cached; then the cache is emptied.
+# The interested subscriptions are cached for this many paths. When the cache is full, it is emptied.
 _INTERESTED_MAX = 100_000
 
 
 class Entry:
     """A subscription in memory: the committed state, and later events.
 
-    :ivar pending: paths whose streams have more.
-    :ivar news: paths with changes that no commit has taken in.
-    :ivar stirred: a step is about to take them in.
-    :ivar lock: held while a step of it is taken.
-    :ivar timer: until it has to act by itself.
+    :ivar pending: the paths of streams that have more than was acknowledged.
+    :ivar news: the paths of streams with changes that no commit includes yet.
+    :ivar stirred: a step that includes them is about to run.
+    :ivar lock: held while a step of this subscription runs.
+    :ivar timer: fires when the subscription has to act by itself.
     """
 
     def __init__(self, subscription: Subscription, links: dict[str, Link]) -> None:
@@ -69,8 +69,8 @@ class Entries:
         self.links_changed()
 
     def links_changed(self) -> None:
-        """Note that a subscription was created, deleted, or linked explicitly with other streams, so interests
-        changed."""
+        """Forget the cached interests. Called when a subscription was created, deleted, or linked explicitly with other
+        streams."""
         self._interested.clear()
 
     def interested_in(self, path: str) -> tuple[Entry, ...]:

@@ -1,4 +1,4 @@
-"""Patterns over stream paths: ``*`` is one segment, ``**`` any number of them, also none; ``%2A`` is a literal
+"""Patterns over stream paths: ``*`` matches one segment, ``**`` any number of segments, even none; ``%2A`` is a literal
 star."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from functools import lru_cache
 
 @lru_cache(maxsize=4096)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """The pattern as one regular expression over the path with a slash behind each segment. A run of ``**`` means the
-    same as one, so matching takes at most the square of the path's length for each ``**`` in it."""
+    """The pattern as one regular expression. It is for the path with a slash after each segment. Several ``**`` in a
+    row mean the same as one, so each ``**`` in it costs at most the square of the path's length."""
     parts: list[str] = []
     for segment in pattern.split("/"):
         if segment == "**":

@@ -1,9 +1,9 @@
 """The service of subscriptions: handles requests of clients, and changes of streams.
 
 A subscription is kept in the storage and in memory (`opslog.server.subscriptions.entries`). It changes by steps, each
-of them one commit (`opslog.server.subscriptions.steps`), and workers are notified of its wakes
-(`opslog.server.subscriptions.wakes`). A crash between an append and the wake it causes loses nothing: at the start
-all cursors are compared with the ends of their streams, and matching streams without a link can only be new ones.
+of which is one commit (`opslog.server.subscriptions.steps`). Workers are notified of its wakes
+(`opslog.server.subscriptions.wakes`). A crash between an append and the wake that it causes loses nothing: the next
+start compares all cursors with the ends of their streams. A matching stream without a link can only be a new one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _log = logging.getLogger("opslog.server.subscriptions.subscription")
 class Subscriptions:
     """All subscriptions of a server. For one event loop, between `start` and `stop`.
 
-    :param rotate_keys: begin to replace the key that signs webhooks, see `opslog.server.subscriptions.webhook_keys`.
+    :param rotate_keys: whether to begin replacing the key that signs webhooks; see
+        `opslog.server.subscriptions.webhook_keys`.
     :ivar keys: the keys that sign webhooks; known after `start`.
     """
 
@@ -62,8 +63,8 @@ class Subscriptions:
         self._steps = self._wakes.steps
 
     async def start(self) -> None:
-        """Load everything and continue where the last process stopped. Reads each stream's metadata once if there are
-        subscriptions."""
+        """Load everything, and continue where the last process stopped. If there are subscriptions, this reads each
+        stream's metadata once."""
         fresh = "".join(self._environment.nonce() for _ in range(4))
         secrets = await self._streams.transact(
             lambda transaction: subscription_store.secrets(transaction, fresh, rotate=self._rotate_keys)
@@ -82,7 +83,7 @@ class Subscriptions:
             self._background.spawn(self._take_up(entry))
 
     async def stop(self) -> None:
-        """Begin nothing more. Running work is cancelled, and taken up again by the next start."""
+        """Begin nothing more, and cancel running work. The next start takes it up again."""
         for entry in self._entries:
             entry.disarm()
         await self._background.stop()
@@ -93,7 +94,7 @@ class Subscriptions:
             if entry.deleted:
                 return
             if entry.subscription.waits_for_claim:
-                # Possibly again: it is unknown whether they were notified.
+                # Perhaps for the second time: it is unknown whether they were notified before.
                 self._background.spawn(self._wakes.notify_workers(entry))
             await self._steps.commit(entry, subscriptions.taken_up(entry.subscription, self._environment.time()))
 
@@ -113,7 +114,7 @@ class Subscriptions:
     # Requests of clients
 
     async def create(self, id: str, config: Config, base_url: str) -> tuple[Entry, bool]:
-        """Create a subscription, or confirm that it exists. Returns it, and whether it is new.
+        """Create a subscription, or confirm that it exists. Returns it and whether it is new.
 
         :raises SubscriptionRefused: it exists with another configuration, or its webhook may not be called.
         """
@@ -121,7 +122,7 @@ class Subscriptions:
             return await self._confirm(known, config), False
         if config.webhook_url is not None:
             await self._delivery.check(config.webhook_url)
-            if (known := self._entries.get(id)) is not None:  # created while the name was resolved
+            if (known := self._entries.get(id)) is not None:  # created while the webhook's name was resolved
                 return await self._confirm(known, config), False
         entry = Entry(Subscription(id, config, format_ts(self._environment.time()), base_url), {})
         async with entry.lock:
@@ -188,7 +189,7 @@ class Subscriptions:
                 self._entries.links_changed()
 
     async def claim(self, id: str, worker: str) -> tuple[Subscription, str, list[dict[str, object]]]:
-        """The claimed wake, the token that acknowledges it, and the pending streams.
+        """Claim the wake for a worker. Returns the subscription, the token that acknowledges the wake, and the streams.
 
         :raises SubscriptionRefused: another worker has it, or there is nothing to do.
         """
@@ -206,7 +207,7 @@ class Subscriptions:
             return entry.subscription, self.keys.token(id, claimed.generation, now), self.infos(entry)
 
     async def acknowledge(self, id: str, token: str, body: Mapping[str, object], *, pull_wake: bool) -> bool:
-        """Move cursors, and extend or, with ``done``, end the lease. Returns whether that caused the next wake.
+        """Move cursors, and extend the lease, or end it with ``done``. Returns whether that caused the next wake.
 
         :raises SubscriptionRefused: nothing was changed.
         """
@@ -228,14 +229,14 @@ class Subscriptions:
             await self._steps.commit(entry, subscriptions.released(entry.subscription))
 
     def followers(self, path: str) -> Iterator[tuple[Subscription, Link]]:
-        """The subscriptions of a stream, each with its acknowledged position."""
+        """The subscriptions of a stream, each with its link, which has the acknowledged position."""
         for entry in self._entries.interested_in(path):
             link = entry.links.get(path)
             if link is not None:
                 yield entry.subscription, link
 
     def infos(self, entry: Entry) -> list[dict[str, object]]:
-        """The description of a subscription's streams that a worker gets."""
+        """The streams of a subscription, as they are described to a worker."""
         return subscriptions.infos(entry.links.values(), {path: self._steps.tail(path) for path in entry.links})
 
     def _pull_wake(self, id: str) -> Entry:
@@ -278,13 +279,13 @@ class Subscriptions:
                 self._note(entry, path, events.appended.get(path))
 
     def _note(self, entry: Entry, path: str, stream: Stream | None) -> None:
-        """Note a change of a stream. This runs with every append, so it begins as little work as possible."""
+        """Note a change of a stream. This runs for every append, so it begins as little work as possible."""
         link = entry.links.get(path)
         known = stream is not None and link is not None and link.stream_id == stream.id
         if path in entry.news or (known and path in entry.pending):
             return
         entry.news.add(path)
-        if not (known and entry.subscription.wake_id):  # the next step of a wake under way takes it in
+        if not (known and entry.subscription.wake_id):  # the next step of the wake under way includes it
             self._stir(entry)
 
     def _stir(self, entry: Entry) -> None:

@@ -1,8 +1,7 @@
-"""Carries out the steps of subscriptions: a step that `opslog.server.subscriptions.subscription` defines takes effect
-once the storage has it.
+"""Carries out the steps of subscriptions, which `opslog.server.subscriptions.subscription` defines.
 
-The caller holds the entry's lock. Every step is one commit, which also takes in the changes of the
-streams since the last one, and begins a wake if there is work and none is under way.
+A step takes effect once the storage has it. Every step is one commit. The commit also includes the changes of streams
+since the last one, and begins a wake if there is work and no wake is under way. The caller holds the lock of the entry.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from opslog.server.subscriptions import subscription as subscriptions
 from opslog.server.subscriptions.entries import Entry
 from opslog.server.subscriptions.subscription import ZERO, Link, Subscription, behind
 
-# Called with each committed step, and whether it began a wake.
+# Called after each committed step, with the entry and whether the step began a wake.
 After = Callable[[Entry, bool], None]
 
 
@@ -42,9 +41,10 @@ class Steps:
         *,
         new: bool = False,
     ) -> bool:
-        """Carry out a step: with all changes since the last one, and with a new wake if it is idle and has work.
+        """Carry out a step, together with all changes since the last one. Begin a wake if none is under way and there
+        is work.
 
-        :param links: those that change; None removes.
+        :param links: the links that change, by path; None removes the link.
         :param new: the storage does not have the subscription yet.
         :returns: whether a new wake began.
         :raises OpslogError: it could not be stored, and nothing was changed.
@@ -77,21 +77,21 @@ class Steps:
         return woken
 
     async def take_in(self, entry: Entry) -> None:
-        """The step that only takes in changes of streams."""
+        """Carry out a step that only includes the changes of streams."""
         async with entry.lock:
             entry.stirred = False
             if not entry.deleted:
                 await self.commit(entry, entry.subscription)
 
     def _with_news(self, entry: Entry, links: dict[str, Link | None], news: Iterable[str]) -> dict[str, Link | None]:
-        """The links to change. Links of changed streams are always included if they exist."""
+        """The links that a step changes: `links`, and the changed links of streams with news."""
         for path in news:
             known = links.get(path, entry.links.get(path))
             stream = self.stream(path)
             matched = entry.matches(path)
             link = subscriptions.refreshed(known, path, matched=matched, stream_id=stream.id if stream else None)
             if link is not None and link == entry.links.get(path):
-                entry.pending.add(path)  # to be compared by the caller
+                entry.pending.add(path)  # the caller compares it with the end of the stream
             elif link is not None or path in entry.links:
                 links[path] = link
         return links
@@ -103,6 +103,6 @@ class Steps:
             return None
 
     def tail(self, path: str) -> str:
-        """The end of the stream; the beginning, if there is none."""
+        """The end of the stream; if there is no stream, the offset of the beginning."""
         stream = self.stream(path)
         return ZERO if stream is None else format_offset(stream.tail)

@@ -1,7 +1,8 @@
-"""How subscriptions are kept, in the free key space of the first shard.
+"""Subscriptions in the storage: in the free key space of the first shard.
 
-``subscriptions/keys``; ``subscriptions/one/<hash of the id>``; ``subscriptions/link/<the same>/<hash of the path>``,
-so that acknowledging one stream of many writes one link. Hashes, because keys are short.
+The keys are ``subscriptions/keys``, ``subscriptions/one/<hash of the id>`` and
+``subscriptions/link/<hash of the id>/<hash of the path>``. Each link has a key of its own, so that acknowledging one
+stream of many writes one link. Ids and paths are hashed, because keys have to be short.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def _link_key(id: str, path: str) -> bytes:
 
 
 def secrets(transaction: Transaction, fresh: str, *, rotate: bool) -> tuple[Secret, ...]:
-    """The secrets of this storage; with a new one, made of `fresh`, if there are none yet, or they are to be
-    rotated."""
+    """The secrets of this storage. If there are none yet, or they are to be rotated, a new one is made from `fresh` and
+    stored."""
     value = transaction.value(_KEYS)
     found = () if value is None else msgspec.json.decode(value, type=tuple[Secret, ...])
     if found and not rotate:
@@ -53,7 +54,7 @@ def load(shard: Shard) -> list[tuple[Subscription, dict[str, Link]]]:
 
 
 def store(transaction: Transaction, subscription: Subscription, links: Mapping[str, Link | None]) -> None:
-    """:param links: those that change; None removes."""
+    """:param links: the links that change, by path; None removes the link."""
     transaction.put_value(_ONE + _hash(subscription.id), msgspec.json.encode(subscription))
     for path, link in links.items():
         value = None if link is None else msgspec.json.encode(link)

@@ -1,15 +1,17 @@
 """Subscriptions: their state, and every step from one state to the next. Time, names and random numbers are passed in;
 nothing is stored here.
 
-A subscription is a cursor per stream that wakes a worker when a stream has more. It is in one of four states:
+A subscription has a cursor for each of its streams, and wakes a worker when one of them has more. It is in one of four
+states:
 
-    idle       nothing to do, or about to be woken
-    woken      `wake_id` is set, no worker has it yet: a pull-wake event is in its stream, or a webhook waits for its
-    next attempt leased     `wake_id` and `lease_until` are set: a worker is working on it (`holder` names a
-    pull-wake worker), or a webhook is being posted, and it is not yet known whether it has arrived (`taken` is not set)
+    idle       there is nothing to do, or a wake is about to begin
+    woken      `wake_id` is set, and no worker has the wake yet: its event is in the wake stream, or its webhook waits
+               for the next attempt
+    leased     `wake_id` and `lease_until` are set: a worker has the wake (`holder` names it, if it claimed the wake),
+               or a webhook is being posted, and it is not known yet whether it arrived (`taken` is not set)
     deleted
 
-Every wake has the next `generation`, which fences the holder of the one before. A step never decreases `generation`,
+Every wake has the next `generation`, which fences the holder of the wake before. A step never decreases `generation`,
 and never moves a cursor back.
 """
 
@@ -34,8 +36,8 @@ WEBHOOK, PULL_WAKE = "webhook", "pull-wake"
 
 
 class SubscriptionRefused(Refused):
-    """:ivar code: the reason, as a word for programs.
-    :ivar known: further fields of the response.
+    """:ivar code: the reason, as one word for programs.
+    :ivar known: further fields of the error in the response.
     """
 
     def __init__(self, status: int, code: str, message: str, **known: object) -> None:
@@ -49,8 +51,8 @@ def invalid(message: str) -> SubscriptionRefused:
 
 
 class Config(msgspec.Struct, frozen=True):
-    """The requested configuration. Two subscriptions are the same if these are equal: `streams` is sorted, without
-    duplicates."""
+    """The requested configuration. Creating a subscription again confirms it if both configurations are equal. For this
+    comparison `streams` is sorted and has no duplicates."""
 
     type: Literal["webhook", "pull-wake"]
     pattern: str | None
@@ -62,10 +64,10 @@ class Config(msgspec.Struct, frozen=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A stream of a subscription, and how far it is processed.
+    """A stream of a subscription, and how far it was processed.
 
-    :ivar stream_id: that of the cursor's stream, 0 if there is none; another stream with the same path begins
-        anew.
+    :ivar stream_id: the id of the stream that the cursor is for; 0: there is none. If another stream takes its path,
+        the cursor begins anew.
     """
 
     path: str
@@ -82,11 +84,11 @@ class Link(msgspec.Struct, frozen=True):
 class Subscription(msgspec.Struct, frozen=True):
     """:ivar created_at: RFC 3339.
     :ivar base_url: the address at which its creator reached this server.
-    :ivar generation: of the newest wake.
-    :ivar wake_id: of the wake under way.
-    :ivar snapshot: the ends of its streams when it was sent.
-    :ivar taken: a worker is known to have it.
-    :ivar holder: the worker that claimed it.
+    :ivar generation: the generation of the newest wake.
+    :ivar wake_id: the id of the wake under way; None: there is none.
+    :ivar snapshot: the ends of the pending streams when that wake began, or was claimed.
+    :ivar taken: a worker is known to have the wake.
+    :ivar holder: the worker that claimed the wake.
     :ivar lease_until, next_attempt_at: seconds since 1970.
     """
 
@@ -109,12 +111,12 @@ class Subscription(msgspec.Struct, frozen=True):
 
     @property
     def waits_for_claim(self) -> bool:
-        """Whether workers were notified of a wake, and none has claimed it."""
+        """Whether workers were notified of a wake that none of them has claimed."""
         return self.config.type == PULL_WAKE and self.wake_id is not None and self.holder is None
 
     @property
     def due(self) -> float | None:
-        """When it has to act by itself."""
+        """The time at which it has to act by itself; None: never."""
         return self.lease_until if self.next_attempt_at is None else self.next_attempt_at
 
 
@@ -127,13 +129,14 @@ class Ack(NamedTuple):
 
 
 def behind(acked: str, tail: str) -> bool:
-    """Whether there is something between the two. An empty stream has nothing, even for a subscription that has seen
+    """Whether there is data between the two. An empty stream has none, even for a subscription that has acknowledged
     nothing of it."""
     return tail > max(acked, ZERO)
 
 
 def wake(subscription: Subscription, wake_id: str, snapshot: Mapping[str, str], now: float) -> Subscription:
-    """The next generation. The lease of a webhook begins now, that of a pull-wake worker with its claim."""
+    """Begin the wake of the next generation. The lease of a webhook begins now, that of a pull-wake worker when it
+    claims the wake."""
     woken = replace(
         _idle(subscription), generation=subscription.generation + 1, wake_id=wake_id, snapshot=dict(snapshot)
     )
@@ -147,7 +150,7 @@ def extended(subscription: Subscription, now: float) -> Subscription:
 
 
 def released(subscription: Subscription) -> Subscription:
-    """The idle state. The count of retries stays: only a successful delivery resets it."""
+    """Return to the idle state. The count of retries stays; only a successful delivery resets it."""
     return replace(_idle(subscription), retries=subscription.retries)
 
 
@@ -158,7 +161,10 @@ def _idle(subscription: Subscription) -> Subscription:
 
 
 def claimed(subscription: Subscription, worker: str, now: float) -> Subscription:
-    """:raises SubscriptionRefused: another worker has it."""
+    """Give the wake to a worker.
+
+    :raises SubscriptionRefused: another worker has it.
+    """
     if subscription.holder is not None:
         holder, generation = subscription.holder, subscription.generation
         message = f"{holder!r} has claimed generation {generation}"
@@ -167,7 +173,7 @@ def claimed(subscription: Subscription, worker: str, now: float) -> Subscription
 
 
 def check_fence(subscription: Subscription, token_generation: int, generation: object, wake_id: object) -> None:
-    """:raises SubscriptionRefused: the request is about another wake than the one under way."""
+    """:raises SubscriptionRefused: the request names another wake than the one under way."""
     current = (subscription.generation, subscription.generation, subscription.wake_id)
     if subscription.wake_id is None or (token_generation, generation, wake_id) != current:
         raise SubscriptionRefused(409, "FENCED", "this wake is over: another generation is the current one")
@@ -176,7 +182,7 @@ def check_fence(subscription: Subscription, token_generation: int, generation: o
 def acknowledged(links: Mapping[str, Link], tails: Mapping[str, str], acks: Sequence[Ack]) -> dict[str, Link]:
     """The links that `acks` move.
 
-    :raises SubscriptionRefused: one of them is not possible, so none is done.
+    :raises SubscriptionRefused: one of them is impossible, so none is carried out.
     """
     moved: dict[str, Link] = {}
     for path, offset in acks:
@@ -198,7 +204,7 @@ def _impossible(message: str) -> SubscriptionRefused:
 
 
 def snapshot_acked(subscription: Subscription, links: Mapping[str, Link]) -> dict[str, Link]:
-    """The links, moved to the ends of the streams when the wake was sent."""
+    """The links that move if everything in the wake's snapshot is acknowledged."""
     return {
         path: replace(links[path], acked_offset=tail)
         for path, tail in subscription.snapshot.items()
@@ -207,41 +213,42 @@ def snapshot_acked(subscription: Subscription, links: Mapping[str, Link]) -> dic
 
 
 def delivered(subscription: Subscription) -> Subscription:
-    """A worker has the wake: it has answered the webhook, or called back."""
+    """Note that a worker has the wake, because it has answered the webhook or called back."""
     return replace(subscription, taken=True, retries=0, next_attempt_at=None)
 
 
 def failed(subscription: Subscription, now: float, chance: float) -> Subscription:
-    """The webhook was not accepted: it is tried again after 1 to 60 seconds, doubled each time.
+    """Note that the webhook was not accepted. It is tried again after 1 second, and after twice as long each further
+    time, up to 60 seconds.
 
-    :param chance: from 0 to 1; varies that by a fifth.
+    :param chance: from 0 to 1; varies the time by up to a fifth.
     """
     delay = min(_RETRY_SECONDS_MAX, 2.0 ** min(subscription.retries, 10)) * (0.8 + 0.4 * chance)
     return replace(subscription, retries=subscription.retries + 1, lease_until=None, next_attempt_at=now + delay)
 
 
 def taken_up(subscription: Subscription, now: float) -> Subscription:
-    """The state for a new process. A webhook that was being posted may or may not have arrived, so it is due again:
-    otherwise its worker would not be notified before the lease is over, for up to ten minutes."""
+    """The state with which a new process begins. A webhook that was being posted may or may not have arrived, so it is
+    due again. Otherwise its worker would not be notified until the lease is over, up to ten minutes later."""
     webhook = subscription.config.type == WEBHOOK
     posting = webhook and subscription.lease_until is not None and not subscription.taken
     return replace(subscription, lease_until=None, next_attempt_at=now) if posting else subscription
 
 
 def new_link(path: str, *, explicit: bool, stream_id: int, tail: str) -> Link:
-    """A link that is made on request: the present contents of the stream count as processed."""
+    """A new link. The present contents of the stream count as processed."""
     return Link(path, explicit, not explicit, tail, stream_id)
 
 
 def refreshed(known: Link | None, path: str, *, matched: bool, stream_id: int | None) -> Link | None:
-    """A link after its stream was created, appended to, or deleted; None: there is none.
+    """The link after its stream was created, appended to, or deleted; None: there is no link any more.
 
     :param matched: the pattern matches this path.
     :param stream_id: None if there is no such stream now.
     """
     glob = matched and stream_id is not None
     if known is None:
-        # Found by an append: everything in it is new.
+        # The stream is new to the subscription, so everything in it is unprocessed.
         return Link(path, False, True, BEFORE_FIRST, stream_id) if glob and stream_id is not None else None
     if not (known.explicit or glob):
         return None
@@ -249,7 +256,7 @@ def refreshed(known: Link | None, path: str, *, matched: bool, stream_id: int | 
         return Link(path, known.explicit, False, ZERO, 0)
     if known.stream_id in (0, stream_id):
         return replace(known, glob=glob, stream_id=stream_id)
-    return Link(path, known.explicit, glob, BEFORE_FIRST, stream_id)  # another stream in its place
+    return Link(path, known.explicit, glob, BEFORE_FIRST, stream_id)  # another stream has taken the path
 
 
 def normalised(path: str) -> str:
@@ -309,7 +316,7 @@ def _text(body: Mapping[str, object], name: str) -> str | None:
 
 
 def infos(links: Iterable[Link], tails: Mapping[str, str]) -> list[dict[str, object]]:
-    """The description of the streams for a worker, in the order of their paths."""
+    """The streams as they are described to a worker, in the order of their paths."""
     return [
         {
             "path": link.path,

@@ -1,5 +1,4 @@
-"""Notifying workers of wakes, when they begin and when they are due: webhooks, events in wake streams, retries,
-and the ends of leases."""
+"""Notifying workers of wakes, by webhooks and by events in wake streams, with retries; and ending leases in time."""
 
 from __future__ import annotations
 
@@ -28,8 +27,11 @@ _log = logging.getLogger("opslog.server.subscriptions.subscription")
 
 
 class Wakes:
-    """:ivar steps: carries out the steps of subscriptions; the actions that follow from each are done here.
-    :ivar keys: sign webhooks; must be set before the first step."""
+    """Does what has to follow each step of a subscription.
+
+    :ivar steps: carries out the steps.
+    :ivar keys: the keys that sign webhooks; must be set before the first step.
+    """
 
     keys: Keys
 
@@ -67,7 +69,7 @@ class Wakes:
                 await self.steps.commit(entry, subscriptions.released(subscription))
 
     async def _deliver(self, entry: Entry) -> None:
-        """Post the wake under way, for the first time or again."""
+        """Post the webhook of the wake under way, for the first time or again."""
         async with entry.lock:
             if entry.deleted or entry.subscription.wake_id is None:
                 return
@@ -101,7 +103,7 @@ class Wakes:
 
     def _body(self, entry: Entry) -> bytes:
         subscription = entry.subscription
-        # `done` acknowledges what was sent, so nothing is sent that came after the snapshot.
+        # With `done` a worker acknowledges what it was sent. So nothing that came after the snapshot is sent.
         tails = {**{path: max(link.acked_offset, ZERO) for path, link in entry.links.items()}, **subscription.snapshot}
         return msgspec.json.encode(
             {
@@ -115,7 +117,7 @@ class Wakes:
         )
 
     async def notify_workers(self, entry: Entry) -> None:
-        """Write a wake event."""
+        """Write an event for the wake into the wake stream."""
         subscription = entry.subscription
         path = subscription.config.wake_stream or ""
         stream = self.steps.stream(path)

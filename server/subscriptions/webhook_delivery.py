@@ -1,4 +1,4 @@
-"""Posting a webhook: to a checked address, without following redirects, and reading only a little of the
+"""Posting webhooks: only to checked addresses, without following redirects, and reading only the beginning of a
 response."""
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ async def resolve(host: str, port: int) -> list[Address]:
     :raises OSError: it has none, or it cannot be resolved at the moment.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    # A scope, as in fe80::1%eth0, is no part of the address that is checked.
+    # Drop a scope, as in fe80::1%eth0: it is not a part of the address that is checked.
     addresses = [literal(str(entry[4][0]).partition("%")[0]) for entry in found]
     return [address for address in addresses if address is not None]
 
 
 class Delivery:
-    """:param allow_loopback: webhooks may go to this machine, and then by http.
+    """:param allow_loopback: webhooks may go to this machine, also by http.
     :param resolve: see `resolve`.
     """
 
     def __init__(self, *, allow_loopback: bool, resolve: Resolve = resolve) -> None:
         self._allow_loopback = allow_loopback
         self._resolve = resolve
-        # No proxy and no password file of this machine may change where this goes.
+        # Ignore the proxies and password files of this machine: they could change where requests go, and what is in
+        # them.
         self._http = httpx.AsyncClient(
             trust_env=False,
             follow_redirects=False,
@@ -46,10 +47,10 @@ class Delivery:
         )
 
     async def check(self, url: str) -> None:
-        """Check that webhooks may go there, as far as is known now. A name that cannot be resolved now may be resolved
-        later.
+        """Check that webhooks may go to this URL, as far as is known now. A name that cannot be resolved passes: it may
+        be resolved later.
 
-        :raises SubscriptionRefused: they may not.
+        :raises SubscriptionRefused: no webhook may go there.
         """
         target = parse_target(url, allow_loopback=self._allow_loopback)
         try:
@@ -58,11 +59,11 @@ class Delivery:
             return
 
     async def post(self, url: str, body: bytes, signature: str) -> bool:
-        """Post a webhook. Returns whether the receiver is done with the wake already (it answered ``{"done": true}``).
+        """Post a webhook. Returns whether the receiver is already done with the wake (it answered ``{"done": true}``).
 
-        :raises SubscriptionRefused: the name leads to where no webhook may go by now.
-        :raises OSError: it was not delivered, for want of a connection, or of an answer in time.
-        :raises httpx.HTTPError: it was not delivered: no answer that can be read, or not a success.
+        :raises SubscriptionRefused: the name now leads to an address to which no webhook may go.
+        :raises OSError: it was not delivered: there was no connection, or no answer in time.
+        :raises httpx.HTTPError: it was not delivered: the answer cannot be read, or is not a success.
         """
         target = parse_target(url, allow_loopback=self._allow_loopback)
         async with asyncio.timeout(TIMEOUT_SECONDS):
@@ -78,7 +79,7 @@ class Delivery:
                     "Webhook-Signature": signature,
                     "User-Agent": "opslog",
                 },
-                # The certificate is for the name, not for the address.
+                # The certificate is checked against the name, although the connection goes to an address.
                 extensions={"sni_hostname": target.host},
             )
             answer = await self._http.send(request, stream=True)
@@ -116,5 +117,5 @@ def _is_done(answer: bytes) -> bool:
     try:
         parsed = json.loads(answer)
     except ValueError:
-        return False  # any successful response is enough
+        return False  # any successful response counts as delivered
     return isinstance(parsed, dict) and parsed.get("done") is True

@@ -1,8 +1,8 @@
 """The secrets of subscriptions: the keys that sign webhooks, and the tokens that callbacks carry.
 
-A key is replaced in three steps, at these times, so that receivers have the public key when they need it:
+A key is replaced in three steps, so that receivers have the public key when they need it. Their times are:
 
-    rotated            the new key is published; the old one still signs, while caches have a copy without the new one
+    rotated            the new key is published; the old one still signs, since caches may not have the new one yet
     + `JWKS_SECONDS`   the new key signs
     + `TOKEN_SECONDS`  the old key is no longer published, and tokens under it have expired
 
@@ -24,17 +24,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from opslog.format.prepared import prepare
 from opslog.server.subscriptions.subscription import SubscriptionRefused
 
-# How long caches may keep the published keys.
+# Seconds for which caches may keep the published keys.
 JWKS_SECONDS = 300
 
-# How long tokens are valid, and how long a key stays published after it stopped signing. Receivers are advised to
-# refuse webhooks that are older than five minutes; this leaves room for receivers that accept older ones.
+# Seconds for which tokens are valid, and for which a key stays published after it stopped signing. Receivers should
+# refuse webhooks that are older than five minutes; this long time is for receivers that accept older ones.
 TOKEN_SECONDS = 3600
 
 
 class Secret(msgspec.Struct, frozen=True):
-    """:ivar seed: 32 bytes, from which a key and that of its tokens are derived.
-    :ivar since: the time from which it signs.
+    """:ivar seed: 32 bytes, from which the signing key and the key of its tokens are derived.
+    :ivar since: the time from which on it signs.
     """
 
     seed: bytes
@@ -45,8 +45,8 @@ prepare(Secret)
 
 
 def rotated(secrets: Sequence[Secret], seed: bytes, now: float) -> tuple[Secret, ...]:
-    """The secrets with one more, and without expired ones. While two are in use, they stay as they are, so
-    there are never more."""
+    """The secrets with a new one, and without expired ones. If two are in use, nothing changes, so there are never more
+    than two."""
     if not secrets:
         return (Secret(seed, now),)
     used = _in_use(secrets, now)
@@ -60,7 +60,10 @@ def _in_use(secrets: Sequence[Secret], now: float) -> list[Secret]:
 
 
 class Keys:
-    """:param secrets: at least one, in the order in which they sign."""
+    """The keys made from some secrets.
+
+    :param secrets: at least one, in the order in which they sign.
+    """
 
     def __init__(self, secrets: Sequence[Secret]) -> None:
         self._secrets = secrets
@@ -80,7 +83,8 @@ class Keys:
         return f"t={int(now)},kid={key.kid},ed25519={key.sign(b'%d.' % int(now) + body)}"
 
     def token(self, subscription_id: str, generation: int, now: float) -> str:
-        """The token with which a worker acknowledges this wake. Valid for an hour; fencing ends it earlier."""
+        """The token with which a worker acknowledges this wake. It is valid for an hour; a newer wake
+        fences it."""
         payload = {"sub": subscription_id, "generation": generation, "exp": int(now) + TOKEN_SECONDS}
         encoded = _base64url(json.dumps(payload).encode())
         return f"{encoded}.{self._signing(now).mac(encoded)}"
@@ -105,13 +109,13 @@ class Keys:
 
     def _signing(self, now: float) -> _Key:
         begun = [secret for secret in self._secrets if secret.since <= now]
-        return self._keys[begun[-1] if begun else self._secrets[0]]  # the clock may have been set back
+        return self._keys[begun[-1] if begun else self._secrets[0]]  # none has begun if the clock was set back
 
 
 class _Key:
     """The values derived from one seed.
 
-    :ivar kid: its name, made of the public key.
+    :ivar kid: the name of the key, made from its public part.
     :ivar jwk: the public key.
     """
 

@@ -1,8 +1,8 @@
-"""The permitted targets of webhooks. A server that posts to addresses given by others must not be led into its own
-network.
+"""The permitted targets of webhooks. The server posts to addresses that others give it, so it must not be led into its
+own network.
 
-A name is checked by every address it resolves to, and the connection goes to a checked address, not to the
-name: the addresses of a name can change between two lookups.
+If a target is a name, every address that it resolves to is checked. The connection then goes to a checked address, not
+to the name, because the addresses of a name can change between two lookups.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_PUBLIC = tuple(
         "127.0.0.0/8",  # loopback
         "169.254.0.0/16",  # link-local
         "172.16.0.0/12",  # private
-        "192.0.0.0/24",  # IETF protocol assignments; the public ones among them are no web servers
+        "192.0.0.0/24",  # IETF protocol assignments; even the public ones are not web servers
         "192.0.2.0/24",  # documentation
         "192.88.99.0/24",  # 6to4 relays, deprecated
         "192.168.0.0/16",  # private
@@ -38,14 +38,14 @@ _NOT_PUBLIC = tuple(
         "3fff::/20",  # documentation
     )
 )
-# The entries of IANA's registries of special-purpose addresses (RFC 6890, as of 2025). Not `ipaddress.is_global`, which
-# changed several times: Python 3.11 takes 192.0.0.8 for public.
+# The entries of IANA's registries of special-purpose addresses (RFC 6890, as of 2025). Not `ipaddress.is_global`: it
+# changed several times, and in Python 3.11 takes 192.0.0.8 for public.
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 
 
 class Target(NamedTuple):
-    """:ivar host: a name or an address, as it is in the URL, without brackets.
-    :ivar path: with the query.
+    """:ivar host: the name or address in the URL, without brackets.
+    :ivar path: the path and the query.
     """
 
     scheme: str
@@ -68,7 +68,7 @@ def rejected(reason: str) -> SubscriptionRefused:
 
 
 def parse_target(url: str, *, allow_loopback: bool) -> Target:
-    """The target in a URL. https only; with `allow_loopback` also http, to this machine.
+    """The target of a URL. Only https is permitted; with `allow_loopback` also http to this machine.
 
     :raises SubscriptionRefused: no webhook may go there.
     """
@@ -101,7 +101,7 @@ def literal(host: str) -> Address | None:
 
 def check_address(target: Target, address: Address, *, allow_loopback: bool) -> None:
     """:raises SubscriptionRefused: no webhook may go to this address."""
-    # IPv4 inside IPv6 first: Python versions differ in how they classify such an address itself.
+    # Take an IPv4 address out of an IPv6 one first, because Python versions classify such IPv6 addresses differently.
     address = embedded(address)
     if address.is_loopback and allow_loopback:
         return
@@ -118,7 +118,7 @@ def _is_public(address: Address) -> bool:
 
 
 def embedded(address: Address) -> Address:
-    """The IPv4 address that packets to this IPv6 address reach, if it is one of those."""
+    """The IPv4 address that packets to this IPv6 address reach, if it stands for one; otherwise the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
