@@ -12,7 +12,7 @@ server.
             print(batch.messages, batch.next_offset)
 
 `AsyncClient` is the same for asyncio. `Client.subscription` and `Client.verify_webhook` are for workers that the server
-wakes. The core does no I/O: all modules but `sync`, `aio` and `transport`.
+wakes. Only the modules `sync`, `aio` and `transport` do I/O; all others are the core.
 """
 
 from __future__ import annotations

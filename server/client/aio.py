@@ -1,4 +1,4 @@
-"""The client for asyncio. The core makes all decisions; this sends, waits, and counts tasks."""
+"""The client for asyncio. The core makes all decisions; this module sends requests, waits, and runs tasks."""
 
 from __future__ import annotations
 
@@ -140,9 +140,9 @@ class AsyncClient(Handle[Endpoint]):
         super().__init__(Connection(endpoint, http), endpoint)
 
     def stream(self, path: str) -> AsyncStream:
-        """A handle on a stream, whether it exists or not; asks nothing.
+        """A handle on a stream, whether it exists or not; sends no request.
 
-        :raises UsageError: that is no path.
+        :raises UsageError: the path is invalid.
         """
         return AsyncStream(self._connection, self._core.stream(path))
 
@@ -212,8 +212,8 @@ class AsyncStream(Handle[Calls]):
 
 
 class AsyncProducer(Handle[Producing]):
-    """Appends in tasks of its own, in batches, exactly once. An error ends it: it is raised by the next call, and by
-    leaving the block."""
+    """Appends in tasks of its own, in batches, exactly once. An error ends the producer: the next call raises it, and
+    so does the end of the block."""
 
     def __init__(self, connection: Connection, core: Producing) -> None:
         super().__init__(connection, core)

@@ -1,7 +1,7 @@
 """The meaning of responses. Section numbers are those of the protocol's specification.
 
-A response that cannot be understood raises `ProtocolError`, which has the request, the response, and what to do.
-Nothing is guessed: a wrong offset, number or body would lose data, or duplicate it.
+A response that cannot be understood raises `ProtocolError`, which names the request, the response, and what to do.
+Nothing is guessed, because a wrong offset, number or body would lose or duplicate data.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from opslog.server.client.messages import (
     decoded,
 )
 
-# How much of a response a message shows.
+# The most of a response that a message shows.
 _SHOWN = 200
 
 
 def senseless(
     request: Request, status: int | None, what: str, advice: str = "is that the address of a stream?"
 ) -> NoReturn:
-    """:param status: None: not known.
+    """Raise the error for a response that cannot be understood.
+
+    :param status: None: not known.
     :param what: the response, as in "… was answered 200 with <what>".
     """
     did = f"{request.method} {request.url} was answered{'' if status is None else f' {status}'}"
@@ -38,7 +40,7 @@ def senseless(
 
 
 def metadata(request: Request, reply: Reply) -> Metadata:
-    """Of a PUT or a HEAD (sections 5.1 and 5.5)."""
+    """The metadata in the response to a PUT or a HEAD (sections 5.1 and 5.5)."""
     return Metadata(
         content_type(request, reply),
         next_offset(request, reply),
@@ -49,12 +51,15 @@ def metadata(request: Request, reply: Reply) -> Metadata:
 
 
 def appended(request: Request, reply: Reply) -> Appended:
-    """Of a POST (sections 5.2 and 5.3)."""
+    """The result in the response to a POST (sections 5.2 and 5.3)."""
     return Appended(next_offset(request, reply), _closed(request, reply))
 
 
 def _closed(request: Request, reply: Reply) -> bool:
-    """:raises ProtocolError: the request should have closed the stream, and the response does not confirm it."""
+    """Whether the stream is closed.
+
+    :raises ProtocolError: the request should have closed it, and the response does not confirm that.
+    """
     closed = is_closed(reply)
     if "Stream-Closed" in request.headers and not closed:
         advice = "this server does not close streams; read the stream to see what it has of this request"
@@ -63,7 +68,8 @@ def _closed(request: Request, reply: Reply) -> bool:
 
 
 def deleted(request: Request, reply: Reply) -> None:
-    """Section 5.4. If an earlier attempt has deleted it, the response is that it no longer exists."""
+    """Check the response to a DELETE (section 5.4). If an earlier attempt deleted the stream, the response says that it
+    does not exist."""
     if reply.status not in {204, 404, 410}:
         senseless(request, reply.status, "instead of 204")
 
@@ -88,7 +94,7 @@ def next_offset(request: Request, reply: Reply) -> str:
 
 
 def checked_offset(request: Request, status: int, offset: object) -> str:
-    """An offset from a server: never one of those that are reserved for clients (section 8)."""
+    """An offset from a server. It is never one of those that only clients send (section 8)."""
     if not is_offset(offset) or offset in {START, NOW}:
         senseless(request, status, f"with {_shown(offset)}, which is no offset")
     assert isinstance(offset, str)
@@ -96,7 +102,7 @@ def checked_offset(request: Request, status: int, offset: object) -> str:
 
 
 def checked_cursor(request: Request, status: int, cursor: object) -> str | None:
-    """The cursor that the next request of a live read repeats (section 10.1)."""
+    """The cursor, which the next request of a live read repeats (section 10.1)."""
     if cursor is not None and not is_header_value(cursor):
         senseless(request, status, f"with {_shown(cursor)}, which is no cursor")
     assert cursor is None or isinstance(cursor, str)
@@ -111,7 +117,7 @@ def content_type(request: Request, reply: Reply) -> str:
 
 
 def whole_number(request: Request, reply: Reply, name: str) -> int | None:
-    """The number in a header, None if there is no such header."""
+    """The number in a header; None: there is no such header."""
     text = reply.headers.get(name.lower())
     if text is None:
         return None
@@ -121,9 +127,9 @@ def whole_number(request: Request, reply: Reply, name: str) -> int | None:
 
 
 def messages(request: Request, status: int, data: bytes) -> list[Any] | UnreadableMessages:
-    """The messages in an answer or event of a JSON stream (section 9.1.5).
+    """The messages in a response or event of a JSON stream (section 9.1.5).
 
-    :raises ProtocolError: it is no JSON array in UTF-8.
+    :raises ProtocolError: it is not a JSON array in UTF-8.
     """
     try:
         found = decoded(data)
@@ -209,5 +215,5 @@ def refuse(request: Request, reply: Reply) -> NoReturn:
 
 
 def detail_of(reply: Reply) -> str:
-    """The explanation that the server wrote."""
+    """The explanation in the body of a response."""
     return reply.content[:500].decode("utf-8", "replace").strip()

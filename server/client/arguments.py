@@ -1,5 +1,5 @@
-"""The arguments that callers may pass, and the form of values in headers and addresses. Each check raises `UsageError`,
-before anything is sent."""
+"""Checks of callers' arguments, and of values in headers and addresses. Each check raises `UsageError` before anything
+is sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from opslog.errors import UsageError
 
-# The greatest epoch and number of a batch (section 5.2.1): the greatest integer that JavaScript counts exactly.
+# The greatest epoch, and the greatest number of a batch (section 5.2.1): up to here JavaScript's integers are exact.
 INTEGER_MAX = 2**53 - 1
 
 _OFFSET = re.compile(r"[^\x00-\x20\x7f-\U0010ffff,&=?/]+")
@@ -30,7 +30,8 @@ def is_header_name(value: object) -> bool:
 
 
 def is_header_value(value: object) -> bool:
-    """Printable ASCII without spaces at its ends, and not empty: every server and proxy passes it on unchanged."""
+    """Whether this is printable ASCII, not empty, without spaces at its ends: such a value reaches the server
+    unchanged."""
     return isinstance(value, str) and _VALUE.fullmatch(value) is not None
 
 
@@ -60,7 +61,7 @@ def header_value(name: str, value: object) -> str:
 
 
 def token(value: object) -> str:
-    """A secret, so no message shows it."""
+    """Check a token. It is a secret, so no message shows it."""
     if not is_header_value(value):
         raise UsageError("token goes into a header, so it is printable ASCII")
     assert isinstance(value, str)
@@ -80,7 +81,8 @@ def choice(name: str, value: object, choices: Collection[object]) -> None:
 
 
 def content_type(value: object) -> str:
-    """Servers silently take an invalid media type for ``application/octet-stream``, so it is refused here."""
+    """Check a media type. Servers silently take an invalid one for ``application/octet-stream``, so it is refused
+    here."""
     if not is_content_type(value):
         raise UsageError(f"content_type is a media type, as text/plain or application/json, not {value!r}")
     assert isinstance(value, str)
@@ -88,7 +90,7 @@ def content_type(value: object) -> str:
 
 
 def lifetime(ttl: object, expires_at: object) -> None:
-    """Section 5.1."""
+    """Check the lifetime of a new stream (section 5.1)."""
     if ttl is not None:
         whole_number("ttl", ttl, 0)
     if expires_at is not None and (not isinstance(expires_at, str) or _RFC_3339.fullmatch(expires_at) is None):

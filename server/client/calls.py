@@ -29,7 +29,7 @@ class Calls:
     """The calls on one stream.
 
     :param root: the address of the server's stream root.
-    :ivar content_type: of the stream, "" until a response or the caller has given it.
+    :ivar content_type: the stream's content type; "" until a response or the caller gives it.
     :raises UsageError: the path is invalid.
     """
 
@@ -50,10 +50,10 @@ class Calls:
     ) -> Steps[Metadata]:
         """Create the stream, or confirm that it exists with the same configuration.
 
-        :param content: its first bytes or, for a JSON stream, its first message.
-        :param ttl: seconds without use until it is deleted.
-        :param expires_at: RFC 3339, when it is deleted.
-        :param closed: nothing can be appended.
+        :param content: its first bytes; for a JSON stream, its first message.
+        :param ttl: the server deletes it after so many seconds without use.
+        :param expires_at: the time at which the server deletes it, in RFC 3339.
+        :param closed: create it closed: nothing can be appended to it.
         :raises StreamConflictError: it exists with another configuration, or was deleted while forks need it.
         """
         arguments.content_type(content_type)
@@ -67,8 +67,8 @@ class Calls:
         return created
 
     def fork(self, path: str, at: str | None, sub_offset: int, ttl: int | None, expires_at: str | None) -> Steps[Calls]:
-        """Create a stream at `path` that begins with the contents of this one. Repeatable only if `at` is given,
-        because the end of this one moves."""
+        """Create a stream at `path` that begins with the contents of this one. The request can be repeated only if `at`
+        is given, because the end of this one moves."""
         made = Calls(self._root, path, self.policy)
         if at is not None:
             arguments.offset("at", at)
@@ -99,8 +99,9 @@ class Calls:
 
         :param seq: must be greater than that of the append before, byte by byte.
         :param close: also close the stream.
-        :param at_least_once: if the response is lost, or the server fails, send it again, although it may then be there
-            twice (with `seq`, a repetition raises StreamConflictError). A `producer` appends exactly once.
+        :param at_least_once: if the response is lost, or the server fails, send the request again. The content may then
+            be appended twice; with `seq` the second attempt raises StreamConflictError instead. A `producer` appends
+            exactly once.
         :raises OutcomeUnknownError: the response was lost: the content may or may not have been appended.
         """
         if seq is not None:
@@ -114,12 +115,12 @@ class Calls:
             body = b"".join(encoded(content, is_json=False) for content in contents)
         if not body:
             raise UsageError(_NOTHING)
-        # Nothing in the request shows the server that it is a repetition, unless a producer sends it.
+        # Only the requests of a producer show the server that they are repeated.
         request = messages.append(self.url, content_type, body, seq=seq, close=close)
         return (yield from call(request, answers.appended, self.policy, repeatable=at_least_once))
 
     def close(self) -> Steps[Appended]:
-        """Close the stream: nothing can be appended any more. Closing twice is the same as once."""
+        """Close the stream, so that nothing can be appended any more. Closing it twice has the same effect as once."""
         request = messages.append(self.url, "", b"", close=True)
         return (yield from call(request, answers.appended, self.policy, repeatable=True))
 

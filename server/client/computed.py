@@ -1,8 +1,8 @@
-"""Headers and parameters of every request: fixed ones, and ones that are computed anew for each request, so
-that a token can be renewed while a client lives.
+"""Headers and parameters of every request, fixed or computed anew for each request. So a token can be renewed while a
+client is open.
 
-Without I/O: `Extras.prepared` yields each `Computed`, the result of a caller's function, and is sent its value.
-So the client for asyncio can await a result that the one for threads refuses.
+This does no I/O. `Extras.prepared` yields each `Computed`, the result of a caller's function, and is sent its value. So
+the client for asyncio can await an awaitable result, which the client for threads refuses.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from opslog.errors import UsageError
 from opslog.server.client import arguments
 from opslog.server.client.messages import Request
 
-# For threads: names with their values, or functions that return them; or one function that returns all of them.
+# For threads: names with their values, or with functions that return them; or one function that returns all of them.
 Values = Mapping[str, str | Callable[[], str]] | Callable[[], Mapping[str, str]]
 
-# For asyncio: likewise, and the functions may be coroutine functions.
+# For asyncio: the same, and each function may be a coroutine function.
 AsyncValues = (
     Mapping[str, str | Callable[[], str] | Callable[[], Awaitable[str]]]
     | Callable[[], Mapping[str, str]]
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Computed(NamedTuple):
-    """:ivar returned: by a function of the caller: a value, or an awaitable that gives one."""
+    """:ivar returned: what a function of the caller returned: a value, or an awaitable of one."""
 
     returned: Any
 
@@ -49,7 +49,9 @@ class Prepared(NamedTuple):
 
 
 class Extras:
-    """:param token: sent as a bearer token.
+    """The headers and parameters that a caller gives for every request.
+
+    :param token: sent as a bearer token.
     :raises UsageError: one of them cannot be sent.
     """
 
@@ -69,7 +71,8 @@ class Extras:
             raise UsageError("a client has a token or the header Authorization, not both")
 
     def prepared(self, request: Request) -> Computing[Prepared]:
-        """If names differ only in case, the request's own come first, then the caller's, then the token."""
+        """The headers and the address of a request. If two headers have the same name but for case, the request's own
+        header wins over the caller's, and the caller's over the token."""
         headers = {} if self._token is None else {"authorization": ("Authorization", f"Bearer {self._token}")}
         computed = yield from _computed("headers", self._headers)
         for name, value in (*computed.items(), *request.headers.items()):
@@ -95,7 +98,7 @@ def _computed(what: str, given: AsyncValues) -> Computing[dict[str, str]]:
 
 
 def _check_header(name: object, value: object) -> None:
-    """Values may be secrets, so no message shows them."""
+    """Check the name and value of a header. The value may be a secret, so no message shows it."""
     if not arguments.is_header_name(name):
         raise UsageError(f"{name!r} is not the name of a header")
     assert isinstance(name, str)
@@ -117,7 +120,7 @@ def _check_parameter(name: object, value: object) -> None:
 
 
 def _with_parameters(url: str, params: Mapping[str, str]) -> str:
-    """In alphabetical order, so that caches see one address (section 10.1)."""
+    """The address with parameters, in alphabetical order, so that caches see one address (section 10.1)."""
     if not params:
         return url
     own = [part for part in urlsplit(url).query.split("&") if part]

@@ -12,8 +12,8 @@ from opslog.server.client.webhooks import Webhooks
 
 
 class Endpoint:
-    """:param url: the address below which all paths are.
-    :raises UsageError: one of these is invalid.
+    """:param url: the address below which all streams are.
+    :raises UsageError: one of the settings is invalid.
     """
 
     def __init__(

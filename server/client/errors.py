@@ -29,9 +29,9 @@ from opslog.errors import OpslogError
 class StreamError(OpslogError):
     """The root of the errors that a client raises for a response, or for a missing one.
 
-    :ivar status: of the HTTP answer, None if there was none.
-    :ivar url: the requested address.
-    :ivar detail: the answer's text.
+    :ivar status: the status of the response; None: there was no response.
+    :ivar url: the address of the request.
+    :ivar detail: the text of the response.
     """
 
     def __init__(self, message: str, *, status: int | None = None, url: str = "", detail: str = "") -> None:
@@ -71,7 +71,7 @@ class ProducerError(StreamError):
 class ProducerFencedError(ProducerError):
     """Another producer with the same id took over.
 
-    :ivar epoch: the one that the server knows now; a new producer may start at the next.
+    :ivar epoch: the epoch that the server knows now. A new producer may start with the next one.
     """
 
     def __init__(self, message: str, *, epoch: int, status: int = 403, url: str = "", detail: str = "") -> None:
@@ -137,7 +137,7 @@ class WebhookError(StreamError):
 
 
 class RequestRefusedError(StreamError):
-    """The server refuses this, and repeating it does not help."""
+    """The server refuses the request, and repeating it does not help."""
 
 
 class UnavailableError(StreamError):
@@ -149,6 +149,6 @@ class OutcomeUnknownError(StreamError):
 
 
 class ProtocolError(StreamError):
-    """The response cannot be understood: the body was cut off or does not match its headers, a number is invalid, or it
-    is the page of a proxy. The message shows the response. Nothing of it was given to the caller, so reading can be
-    repeated from the same offset; whether something was appended can only be found out by reading the stream."""
+    """The response cannot be understood: for example, its body was cut off or does not match its headers, a number in
+    it is invalid, or it is the page of a proxy. The message shows the response. The caller got nothing of it, so a read
+    can be repeated from the same offset. Only reading the stream shows whether something was appended."""

@@ -1,5 +1,6 @@
-"""Server-sent events, as they arrive in chunks. This is the parser of the WHATWG specification, as far as this protocol
-needs it, with one difference: text that is not UTF-8 is refused, where a browser shows a replacement character."""
+"""Parsing server-sent events that arrive in chunks. This is the parser of the WHATWG specification, as far as this
+protocol needs it. The one difference: text that is not UTF-8 is an error, where a browser shows a replacement
+character."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ class Event(NamedTuple):
 
 
 class EventParser:
-    """Takes text in chunks of any size, returns whole events. An unfinished event is never returned."""
+    """Takes text in chunks of any size, and returns whole events. It never returns an unfinished event."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
@@ -26,7 +27,7 @@ class EventParser:
         """:raises UnicodeDecodeError: the chunk is not UTF-8."""
         text = self._decoder.decode(chunk)
         if self._after_return and text:
-            # The second half of a CRLF that fell between two chunks.
+            # The second half of a CRLF whose first half ended the chunk before.
             text = text.removeprefix("\n")
             self._after_return = False
         self._after_return = text.endswith("\r") or (self._after_return and not text)

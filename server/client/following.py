@@ -1,10 +1,10 @@
-"""Reading a stream, from an offset to its end: which request comes next, and the meaning of the chunks of a response.
+"""Reading a stream from an offset to its end: which request comes next, and what the chunks of a response mean.
 
 `Following` knows no network. Its driver takes the `request`, passes it the response's head (`opened`), each chunk of
 the body (`received`), and how the response ended (`finished`, or `lost`), and passes on the batches that these return.
-The reading is done when `ended` is true. Between two requests the driver waits for `pause` seconds.
+The read is done when `ended` is true. Between two requests the driver waits for `pause` seconds.
 
-A batch is only returned together with the offset behind it. So a reader that remembers the offset of the last batch and
+Each batch is returned together with the offset after it. So a reader that remembers the offset of the last batch and
 resumes there sees every byte exactly once, however often the connection breaks.
 """
 
@@ -23,16 +23,16 @@ from opslog.server.client.retrying import OVERLOADED, Lost, Retrying, asked_paus
 Live = Literal["sse", "long-poll"]
 
 
-# A live read that ends sooner without data did not wait.
+# A live read that ends sooner than this, without data, has not waited for data.
 _FRUITLESS_SECONDS = 0.05
 
-# This many of them in a row are normal.
+# So many of such reads in a row are normal.
 _FRUITLESS_FREE = 3
 
 
 class Following:
-    """:param live: how to wait for more once everything was read; None: do not wait, end there. "auto" takes
-        server-sent events, except for text, whose line ends they do not preserve.
+    """:param live: how to wait for more once everything was read; None: do not wait, but end. "auto" means server-sent
+        events, except for text, because they do not preserve its line ends.
     :ivar offset: the end of the batches returned so far.
     :ivar pause: seconds to wait before the next request.
     """
@@ -63,7 +63,7 @@ class Following:
         return self._live is not None
 
     def request(self) -> Request | None:
-        """The next request; None: reading is done."""
+        """The next request; None: the read is done."""
         if self.ended:
             return None
         self._request = read(self._url, self.offset, live=self._live, cursor=self._cursor if self._live else None)
@@ -105,7 +105,7 @@ class Following:
         """The response ended normally."""
         reply = self._reply._replace(content=bytes(self._body))
         if self._parser is not None:
-            self._rest()  # servers end event streams every minute or so; the next request goes on
+            self._rest()  # servers end event streams every minute or so; the next request continues the read
             return
         if reply.status in OVERLOADED or reply.status >= 500 or reply.status == 408:
             self._try_again(reply, "")
@@ -116,9 +116,9 @@ class Following:
             refuse(self._request, reply)
 
     def lost(self, lost: Lost) -> None:
-        """The connection could not be made, or broke.
+        """Called when there was no connection, or it broke.
 
-        :raises UnavailableError: nothing came for as long as the retry policy allows.
+        :raises UnavailableError: no data came for as long as the retry policy allows.
         :raises ProtocolError: a response came that cannot be read.
         """
         if lost.answered:
@@ -126,8 +126,8 @@ class Following:
         self._try_again(None, str(lost))
 
     def _rest(self) -> None:
-        """Send requests less often if responses come at once without data, as from a cache that keeps too much, or a
-        proxy that ends event streams."""
+        """Send requests less often if responses come at once and without data. This happens with a cache that keeps too
+        much, or a proxy that ends event streams."""
         if self.ended:
             return
         if self._brought or self._policy.environment.monotonic() - self._asked_at >= _FRUITLESS_SECONDS:
@@ -154,7 +154,7 @@ class Following:
         up_to_date = closed or answers.is_up_to_date(reply)
         cursor = answers.checked_cursor(request, reply.status, reply.headers.get("stream-cursor"))
         data, messages = reply.content, None
-        # If there is nothing new, some servers leave the brackets out.
+        # Without new messages, some servers send no brackets either.
         if self._is_json and (data or offset != self.offset) and reply.status == 200:
             messages = answers.messages(request, reply.status, data)
             data = data if messages else b""
@@ -248,7 +248,7 @@ _LONG_POLL = "use live='long-poll'"
 
 
 def _joined(arrays: list[bytes]) -> bytes:
-    """The elements of several JSON arrays in one, without decoding them."""
+    """One JSON array with the elements of several, made without decoding them."""
     if len(arrays) == 1:
         return arrays[0]
     inner = [array.strip()[1:-1].strip() for array in arrays]

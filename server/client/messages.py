@@ -1,5 +1,5 @@
-"""Requests and responses as values, and how requests are written. Section numbers are those of the protocol's
-specification. For the meaning of responses see `opslog.server.client.answers`."""
+"""Requests and responses as values, and the making of requests. Section numbers are those of the protocol's
+specification. `opslog.server.client.answers` has the meaning of responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opslog.server.client import errors
 # The offset before the first byte (section 8).
 START = "-1"
 
-# The offset of the end at the time when the server gets the request (section 8).
+# The offset of the end of the stream when the server gets the request (section 8).
 NOW = "now"
 
 JSON = "application/json"
@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """:ivar headers: by lower-case name."""
+    """:ivar headers: the values by lower-case name."""
 
     status: int
     headers: Mapping[str, str]
@@ -42,9 +42,9 @@ class Reply(NamedTuple):
 class Metadata(NamedTuple):
     """A stream's metadata (section 5.5).
 
-    :ivar next_offset: its end, where the next append begins.
-    :ivar ttl: seconds that it lives without being used.
-    :ivar expires_at: RFC 3339.
+    :ivar next_offset: the end of the stream, where the next append begins.
+    :ivar ttl: seconds without use after which the server deletes it.
+    :ivar expires_at: the time at which the server deletes it, in RFC 3339.
     """
 
     content_type: str
@@ -55,7 +55,7 @@ class Metadata(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """:ivar next_offset: the end of the stream after this.
+    """:ivar next_offset: the end of the stream after the append.
     :ivar closed: nothing can be appended any more.
     """
 
@@ -72,10 +72,10 @@ class UnreadableMessages(ValueError):
 class Batch:
     """The contents of one response or event of a stream.
 
-    :ivar data: bytes; for a JSON stream an array. Empty if there was nothing new.
-    :ivar next_offset: where to read on; a reader remembers it once it is done with this batch.
-    :ivar up_to_date: there was no more at that moment.
-    :ivar closed: there will never be more.
+    :ivar data: the bytes; for a JSON stream the text of an array. Empty if there was nothing new.
+    :ivar next_offset: where the next batch begins. A reader remembers it once it is done with this batch.
+    :ivar up_to_date: there was no more data when the response was made.
+    :ivar closed: there will never be more data.
     """
 
     data: bytes
@@ -90,7 +90,7 @@ class Batch:
     def messages(self) -> list[Any]:
         """The values in a batch of a JSON stream, decoded when it arrived.
 
-        :raises UsageError: the stream has another type.
+        :raises UsageError: the stream has another content type.
         :raises ProtocolError: Python cannot represent one of them; `data` has them all.
         """
         if media_type(self.content_type) != JSON:
@@ -102,7 +102,7 @@ class Batch:
 
 
 def decoded(data: bytes) -> Any:
-    """A value of JSON in UTF-8; its integers are exact.
+    """The value of JSON text in UTF-8. Integers of any size stay exact.
 
     :raises UnreadableMessages: Python cannot represent the value.
     :raises ValueError: it is not JSON.
@@ -113,7 +113,7 @@ def decoded(data: bytes) -> Any:
         raise UnreadableMessages("they are nested too deeply") from None
     except (json.JSONDecodeError, UnicodeDecodeError, _NoConstant):
         raise
-    except ValueError as error:  # int() takes some thousand digits only, because its time grows with their square
+    except ValueError as error:  # int() takes at most some thousand digits: its time grows with their square
         raise UnreadableMessages(str(error)) from None
 
 
@@ -132,7 +132,7 @@ def media_type(content_type: str) -> str:
 def stream_url(base: str, path: object) -> str:
     """The address of the stream at `path`, whose segments may have any characters.
 
-    :raises UsageError: a segment is empty, ``.`` or ``..``, which proxies would resolve to other streams.
+    :raises UsageError: a segment is empty, ``.`` or ``..``: proxies would make the path of another stream of it.
     """
     if not isinstance(path, str) or any(segment in {"", ".", ".."} for segment in path.split("/")):
         raise UsageError(f"{path!r} is not the path of a stream: write it as names/separated/by/slashes")
@@ -145,10 +145,10 @@ def stream_url(base: str, path: object) -> str:
 def encoded(content: Content, *, is_json: bool) -> bytes:
     """The body that appends one message.
 
-    :raises UsageError: bytes for a JSON stream, or anything else for another.
+    :raises UsageError: the content is bytes and the stream is JSON, or it is not bytes and the stream is not JSON.
     """
     if is_json:
-        # In an array, because the server takes an array as the messages in it (section 9.1.2).
+        # Put it into an array: the server takes an array as a list of messages (section 9.1.2).
         return encoded_many([content])
     if not isinstance(content, bytes | bytearray | memoryview):
         raise UsageError(f"a stream that is not {JSON} takes bytes, not {type(content).__name__}: encode it first")
@@ -172,7 +172,7 @@ def create(
     closed: bool = False,
     fork: Mapping[str, str] | None = None,
 ) -> Request:
-    """Section 5.1."""
+    """The request that creates a stream (section 5.1)."""
     headers = {
         "Content-Type": content_type,
         "Stream-TTL": None if ttl is None else str(ttl),
@@ -184,7 +184,7 @@ def create(
 
 
 def fork_headers(source_url: str, at: str | None, sub_offset: int) -> dict[str, str]:
-    """Section 4.2."""
+    """The headers that create a stream as a fork (section 4.2)."""
     headers = {"Stream-Forked-From": urlsplit(source_url).path}
     if at is not None:
         headers["Stream-Fork-Offset"] = at
@@ -194,7 +194,7 @@ def fork_headers(source_url: str, at: str | None, sub_offset: int) -> dict[str, 
 
 
 def append(url: str, content_type: str, content: bytes, *, seq: str | None = None, close: bool = False) -> Request:
-    """Section 5.2, and without content 5.3."""
+    """The request that appends content (section 5.2), or without content closes the stream (section 5.3)."""
     headers = {"Content-Type": content_type} if content else {}
     if seq is not None:
         headers["Stream-Seq"] = seq
@@ -204,6 +204,7 @@ def append(url: str, content_type: str, content: bytes, *, seq: str | None = Non
 
 
 def read(url: str, offset: str, *, live: str | None = None, cursor: str | None = None) -> Request:
-    """Sections 5.6 to 5.8; parameters in alphabetical order, so that caches see one address (section 10.1)."""
+    """The request that reads (sections 5.6 to 5.8). Its parameters are in alphabetical order, so that caches see one
+    address (section 10.1)."""
     parameters = {"cursor": cursor, "live": live, "offset": offset}
     return Request("GET", f"{url}?{urlencode({name: value for name, value in parameters.items() if value})}")

@@ -1,21 +1,21 @@
-"""An idempotent producer (section 5.2.1), without I/O: what to send next, the meaning of each response, and the
-conditions that appending and sending threads wait for.
+"""An idempotent producer (section 5.2.1), without I/O: what to send next, what each response means, and the conditions
+that appending and sending threads wait for.
 
-Messages are gathered into batches, each batch has a number, and several of them are under way at once. If the response
-to a batch is lost, the batch is sent again under its number, and the server drops the part that it already has: every
-message is appended exactly once, in order. Requests overtake each other, so a batch may arrive before its predecessor;
-the server refuses it, and it is sent again when the predecessor is settled.
+Messages are gathered into numbered batches, and several batches are under way at once. If the response to a batch is
+lost, the batch is sent again under its number, and the server drops it if it already has it. So every message is
+appended exactly once, in order. Requests can overtake each other, so a batch may arrive before its predecessor. The
+server refuses it then, and it is sent again when the predecessor is settled.
 
-Two more rules that this protocol leaves to clients:
+The protocol leaves two more rules to clients:
 
 - A number that the server has already seen, on a batch that was sent for the first time, means that another producer
   used this id and epoch before. The server calls that a success and drops the data; here it is an error.
 - The first batch goes alone. Until it is accepted nothing else depends on the epoch. So a producer that may claim its
   id can start over with the next epoch, as long as no attempt of that batch can have been carried out.
 
-The calls and the workers of a producer are generators, as those of `retrying`, over one state. Their driver runs one of
-them at a time. It lets others run only while one waits `Until` a condition holds, or for the reply to a `Request`; then
-it also checks the conditions that others wait for.
+The calls and the workers of a producer are generators, as in `retrying`, and share one state. Their driver runs one of
+them at a time. Others run only while it waits `Until` a condition holds, or for the reply to a `Request`. Then the
+driver also checks the conditions that others wait for.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from opslog.server.client.errors import OutcomeUnknownError, ProducerFencedError
 from opslog.server.client.messages import Content, Reply, Request
 from opslog.server.client.retrying import OVERLOADED, Lost, Steps, Tries, asked_pause, give_up
 
-# How many epochs in a row are tried. If that is not enough, another process keeps claiming the id, or the server counts
-# by itself.
+# The most epochs that are tried in a row. If none is accepted, another process keeps claiming the id, or the server
+# raises the epoch by itself.
 _CLAIMS_MAX = 10
 
 T = TypeVar("T")
@@ -55,11 +55,11 @@ Waiting = Generator[Request | Until, Any, T]
 class Options:
     """How a producer works, checked before anything is sent.
 
-    :ivar id: the same one each time the producer is started.
-    :ivar epoch: greater each time.
+    :ivar id: the same each time the producer is started.
+    :ivar epoch: greater each time the producer is started.
     :ivar claim: if others used the id before, shut them out with a newer epoch instead of failing.
     :ivar max_in_flight: how many batches are under way at once.
-    :ivar max_batch_bytes: of the messages in one; a larger message has a batch of its own.
+    :ivar max_batch_bytes: the most bytes of messages in a batch; a larger message has a batch of its own.
     :ivar max_buffered_bytes: `append` waits while this much is gathered and not yet acknowledged.
     """
 
@@ -83,10 +83,10 @@ class Options:
 class Sending:
     """A batch under way.
 
-    :ivar number: from 0 in its epoch.
+    :ivar number: counted from 0 in each epoch.
     :ivar size: bytes of its messages.
-    :ivar uncertain: an attempt of it may have been carried out.
-    :ivar last: of its messages, as `Producing` counts them.
+    :ivar uncertain: an attempt to send it may have been carried out.
+    :ivar last: the number of its last message, as `Producing` counts them.
     :ivar first: all its predecessors were settled when it was last sent.
     :ivar waits: its predecessors must be settled first.
     :ivar pause: seconds before it is sent again.
@@ -135,20 +135,20 @@ class Producing:
         self._end_sent = False
 
     def begin(self) -> Steps[None]:
-        """Learn the content type of the stream. Comes before all other calls."""
+        """Find out the content type of the stream. Must be called before all else."""
         self._content_type = yield from self._calls.typed()
 
     def append(self, *contents: Content) -> Waiting[None]:
-        """Returns at once, unless so much is unacknowledged that it has to wait; `flush` returns when it is
-        durable."""
+        """Add messages. Returns at once, unless too much is unacknowledged; then it waits. `flush` returns when the
+        messages are durable."""
         self._check_open()
         for body in self._encoded(contents):
             yield Until(lambda: self._unsettled_bytes < self.options.max_buffered_bytes or self.failed is not None)
             self._add(body)
 
     def flush(self) -> Waiting[str | None]:
-        """Wait until everything appended before is acknowledged, whatever others append meanwhile. Returns the end of
-        the stream, None if nothing was appended."""
+        """Wait until everything that was appended before this call is acknowledged, but not for what others append
+        meanwhile. Returns the end of the stream; None: nothing was appended."""
         added = self._added
         if not self._content_type or self._acknowledged < added:
             self._check_open()
@@ -157,7 +157,7 @@ class Producing:
         return self._next_offset
 
     def end(self) -> Waiting[str | None]:
-        """Close the stream behind everything appended, and wait for it."""
+        """Close the stream after everything appended, and wait until it is closed."""
         self._check_open()
         self._raise_failure()
         self._added += 0 if self._ending else 1
@@ -165,7 +165,8 @@ class Producing:
         return (yield from self.flush())
 
     def work(self) -> Waiting[None]:
-        """Run one worker: take a batch and send it until it is settled, as long as there are any."""
+        """Run one worker: take a batch, send it until it is settled, and take the next one, as long as there are
+        any."""
         try:
             while True:
                 yield Until(lambda: self._can_take or self._over)
@@ -218,7 +219,7 @@ class Producing:
 
     @property
     def _can_end(self) -> bool:
-        # The end goes alone: a closed stream refuses even repeated batches, so all batches before it must be settled.
+        # The close is sent alone: a closed stream refuses even repeated batches, so all batches must be settled before.
         return self._ending and not (self._end_sent or self._waiting or self._flying)
 
     def _take(self) -> Sending:
@@ -240,7 +241,7 @@ class Producing:
         while not sending.settled:
             if sending.waits:
                 yield Until(lambda: self._flying[0] is sending or self._over)
-            if sending.pause:  # responses to other batches do not shorten it
+            if sending.pause:  # responses to other batches do not shorten the pause
                 yield Until(lambda: self._over, sending.pause)
             if self.failed is not None or (self.closed and sending.attempts > 0):
                 return
@@ -253,7 +254,7 @@ class Producing:
                 self._judge(sending, reply)
 
     def _request(self, sending: Sending) -> Request:
-        """The request to send, made anew for every attempt, because the epoch may have changed."""
+        """The request for a batch. It is made anew for every attempt, because the epoch may have changed."""
         base = messages.append(self._calls.url, self._content_type, sending.body, close=sending.ends)
         triple = {
             "Producer-Id": self.options.id,
@@ -270,7 +271,7 @@ class Producing:
         match reply.status:
             case 200:
                 self._settle(sending, reply)
-            case 204 if sending.uncertain or not sending.body:  # also the response to closing without content
+            case 204 if sending.uncertain or not sending.body:  # 204 is also the response to closing without content
                 self._settle(sending, reply)
             case 204:
                 self._restart(sending, reply, "the server has this batch from another producer with this id and epoch")
@@ -289,8 +290,8 @@ class Producing:
                 refuse(sending.request, reply)
 
     def _refuse_after_a_lost_answer(self, sending: Sending, reply: Reply) -> NoReturn:
-        """Others closed or deleted the stream, for example, before this attempt of the batch, or before an earlier
-        one."""
+        """Raise the error for a refusal after an earlier attempt whose response was lost. For example, others closed or
+        deleted the stream, either before this attempt or before the earlier one."""
         try:
             refuse(sending.request, reply)
         except StreamError as error:
@@ -304,13 +305,13 @@ class Producing:
 
     def _settle(self, sending: Sending, reply: Reply) -> None:
         request = sending.request
-        # Only a server that knows producers repeats these; the page of a proxy does not.
+        # Only a server that knows producers returns these headers; the page of a proxy does not have them.
         number = whole_number(request, reply, "Producer-Seq")
         if whole_number(request, reply, "Producer-Epoch") != self.epoch or (number or 0) < sending.number:
             senseless(request, reply.status, "without this epoch and batch in Producer-Epoch and Producer-Seq")
         if sending.ends and not is_closed(reply):
             senseless(request, reply.status, "without Stream-Closed", "this server does not close streams")
-        if "stream-next-offset" in reply.headers:  # some servers leave it out of 204
+        if "stream-next-offset" in reply.headers:  # some servers leave it out of a 204
             self._next_offset = next_offset(request, reply)
         sending.settled = True
         self._established = True
@@ -319,7 +320,7 @@ class Producing:
             self._acknowledged = self._flying.popleft().last
 
     def _restart(self, sending: Sending, reply: Reply, why: str) -> None:
-        """Begin the next epoch. This is possible before anything of the current one was accepted."""
+        """Begin the next epoch. This is possible only before anything of the current epoch was accepted."""
         epoch = whole_number(sending.request, reply, "Producer-Epoch")
         if epoch is None or epoch < self.epoch or (reply.status == 403 and epoch == self.epoch):
             senseless(sending.request, reply.status, "without a Producer-Epoch that explains it")
@@ -344,7 +345,7 @@ class Producing:
         if expected is None or expected >= sending.number:
             senseless(sending.request, reply.status, "without a Producer-Expected-Seq that explains it")
         if not sending.first:
-            # It overtook a predecessor, which may be settled by now.
+            # The batch overtook a predecessor, which may be settled by now.
             sending.waits = True
             return
         raise SequenceGapError(

@@ -1,8 +1,8 @@
-"""When a request is sent again. Without I/O: generators yield the requests and the pauses, and are sent the
-responses.
+"""Decides when a request is sent again, without I/O: generators yield requests and pauses, and are sent the responses.
 
-The driver sends each `Request` that a generator yields and returns the `Reply` to it, waits for each `Pause`, and
-throws failures such as `Lost` into it. This is all that a client consists of, with threads or with tasks.
+A driver sends each `Request` that a generator yields, and sends the `Reply` back into the generator. It waits for each
+`Pause`, and throws failures such as `Lost` into the generator. A client consists of nothing else, be it with threads or
+with tasks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Pause(NamedTuple):
 
 
 class Lost(Exception):
-    """No response came, or none that can be read.
+    """No response came, or the response cannot be read.
 
     :ivar sent: whether the server may have got the request.
     :ivar answered: a whole response came, but it does not match its headers, such as a compressed body that cannot be
@@ -57,10 +57,10 @@ def described(call: Called, method: Callable[..., Steps[Any]]) -> Called:
     return call
 
 
-# Statuses that mean that nothing was done.
+# Statuses which say that the request was not carried out.
 OVERLOADED = frozenset({429, 503})
 
-# Statuses after which the outcome is unknown.
+# Statuses after which it is unknown whether the request was carried out.
 _FAILED = frozenset({408, 500, 502, 504})
 
 # Methods that change nothing.
@@ -71,9 +71,9 @@ _SAFE = frozenset({"GET", "HEAD"})
 class Retrying:
     """The retry policy of a client.
 
-    :ivar seconds: how long one request is tried again before its error is raised; 0: not at all; `math.inf`: for ever.
-    :ivar first: seconds before the second attempt, doubled for each further one up to `longest`; each varies by a
-        quarter.
+    :ivar seconds: how long a request is tried again before its error is raised; 0: not at all; `math.inf`: for ever.
+    :ivar first: seconds before the second attempt. The pause doubles for each further attempt, up to `longest`, and
+        each pause varies by a quarter.
     """
 
     seconds: float = 60.0
@@ -102,7 +102,7 @@ class Tries:
         self._failed = 0
 
     def again(self, asked: float = 0.0) -> Pause | None:
-        """How long to wait before the next attempt, at least as long as the server `asked`; None: give up."""
+        """The pause before the next attempt, at least as many seconds as the server `asked` for; None: give up."""
         policy = self._policy
         delay = min(policy.longest, policy.first * 2**self._failed)
         self._failed = min(self._failed + 1, 60)
@@ -112,7 +112,7 @@ class Tries:
 
 
 def asked_pause(reply: Reply | None, environment: Environment) -> float:
-    """How many seconds the server asked to wait; 0 if it did not, or not in a form that HTTP has."""
+    """The seconds that the server asked to wait; 0: it did not ask, or not in a form of HTTP."""
     value = "" if reply is None else reply.headers.get("retry-after", "")
     if value.isascii() and value.isdecimal():
         return float(value)
@@ -120,7 +120,7 @@ def asked_pause(reply: Reply | None, environment: Environment) -> float:
         until = parsedate_to_datetime(value)
     except (ValueError, OverflowError):
         return 0.0
-    if until.tzinfo is None:  # "-0000", which says nothing about the zone; HTTP knows no other than GMT
+    if until.tzinfo is None:  # "-0000" does not name a zone; times in HTTP are always in GMT
         until = until.replace(tzinfo=UTC)
     return max(0.0, until.timestamp() - environment.time())
 
@@ -136,9 +136,9 @@ def call(
 ) -> Steps[T]:
     """Send a request until a response decides it.
 
-    :param meaning: the meaning of a success.
-    :param repeatable: sending it twice has the same effect as once.
-    :param done_anyway: an error that means success if an earlier attempt may have been carried out.
+    :param meaning: returns the result that a success means.
+    :param repeatable: sending the request twice has the same effect as once.
+    :param done_anyway: whether an error response means success if an earlier attempt may have been carried out.
     :param refused: raises the error for a refusal; its last argument says whether an earlier attempt may have been
         carried out.
     :raises StreamError: the response is an error, or none came.
@@ -182,5 +182,5 @@ def give_up(request: Request, reply: Reply | None, reason: str, *, uncertain: bo
 
 
 def give_up_reading(request: Request, lost: Lost) -> NoReturn:
-    """Raise the error of a request that changes nothing and has a response that cannot be read."""
+    """Raise the error of a request that changes nothing, and whose response cannot be read."""
     senseless(request, None, f"with what cannot be read ({lost})", "a proxy, or the server, damages its answers")

@@ -1,8 +1,8 @@
 """Subscriptions (sections 6 and 7 of the protocol), without I/O: the requests to one, and the meaning of the responses.
 
-A subscription is a set of cursors, one for each of its streams. When one of the streams has more, a worker is woken: by
-a webhook, or by an event in a stream that workers follow, who then claim the work. The holder of a wake acknowledges
-offsets, which moves the cursors; a newer wake fences the holder of the one before.
+A subscription is a set of cursors, one for each of its streams. When one of the streams has more, a worker is woken by
+a webhook, or by an event in a stream that workers follow; one of them then claims the work. The holder of a wake
+acknowledges offsets, which moves the cursors. A newer wake fences the holder of the one before.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Kind = Literal["webhook", "pull-wake"]
 
 
 class LinkedStream(NamedTuple):
-    """:ivar path: below the address of the client.
-    :ivar link_type: "explicit", or "glob": matched by the pattern.
-    :ivar acked_offset: everything before it is processed.
+    """:ivar path: relative to the address of the client.
+    :ivar link_type: "explicit"; or "glob", if only the pattern matches it.
+    :ivar acked_offset: everything before it was processed.
     """
 
     path: str
@@ -40,7 +40,7 @@ class PendingStream(NamedTuple):
     """A stream in a wake: read it from `acked_offset`, and acknowledge what you have processed.
 
     :ivar tail_offset: its end when the wake was made.
-    :ivar has_pending: the end is behind `acked_offset`.
+    :ivar has_pending: there is data after `acked_offset`.
     """
 
     path: str
@@ -74,7 +74,7 @@ class Wake:
     """A worker's right to acknowledge, until the lease ends or a newer wake comes.
 
     :ivar generation: the newest wake has the greatest.
-    :ivar lease_seconds: how long it is held without a request; None for a webhook: the subscription says it.
+    :ivar lease_seconds: how long it is held without a request; None for a webhook: see the subscription.
     :ivar token: a secret, shown with each acknowledgement.
     """
 
@@ -113,11 +113,12 @@ class Subscribing:
     ) -> Steps[SubscriptionInfo]:
         """Create the subscription, or confirm that it exists with the same configuration (section 6.2).
 
-        :param pattern: of paths: ``*`` is one segment, ``**`` any number. Existing streams are taken up at their end.
-        :param streams: paths of streams, also ones that do not exist yet.
+        :param pattern: of paths: ``*`` is one segment, ``**`` any number. For existing streams the subscription begins
+            at their end.
+        :param streams: paths of streams, which need not exist yet.
         :param webhook_url: the address to which the server posts wakes.
-        :param wake_stream: otherwise the path of a JSON stream, to be created by you, in which the server writes an
-            event for each wake, for workers who `claim`.
+        :param wake_stream: in place of a webhook, the path of a JSON stream that you create. The server writes an event
+            into it for each wake, for workers that `claim`.
         :param lease_seconds: how long a worker may be silent, from 1 to 600; None: 30.
         :raises SubscriptionConflictError: it exists with another configuration.
         """
@@ -158,12 +159,13 @@ class Subscribing:
         return (yield from self._call(_asking("POST", f"{self.url}/streams", {"streams": _paths(paths)}), _nothing))
 
     def remove(self, path: str) -> Steps[None]:
-        """Undo `add`. A pattern that matches stays."""
+        """Undo `add`. If the pattern matches the path, the stream stays linked."""
         url = f"{self.url}/streams/{quote(_path('path', path), safe='')}"
         return (yield from self._call(Request("DELETE", url), _nothing))
 
     def claim(self, worker: object) -> Steps[Holding]:
-        """Take the pending work (section 7.2). Repeatable: if the response to a claim is lost, its lease ends."""
+        """Take the pending work (section 7.2). This can be repeated: if the response to a claim is lost, its lease
+        ends."""
         if not isinstance(worker, str) or not worker:
             raise UsageError(f"a worker is a name, not {worker!r}")
 
@@ -182,7 +184,7 @@ class Subscribing:
 class Holding:
     """The calls of a wake's holder.
 
-    :ivar ended: it was given back, by acknowledging it as done or by `release`.
+    :ivar ended: the wake was given back, by acknowledging it as done or by `release`.
     """
 
     def __init__(self, subscription: Subscribing, wake: Wake) -> None:
@@ -191,12 +193,13 @@ class Holding:
         self._subscription = subscription
 
     def acknowledge(self, offsets: Mapping[str, str] | None = None, *, done: bool = False) -> Steps[bool]:
-        """Move cursors, and keep the wake; or with `done` give it back (sections 7.1 and 7.2). Without arguments, this
-        only renews the lease. Returns whether there is more to do, for which workers are woken again.
+        """Move cursors, and keep the wake, or with `done` give it back (sections 7.1 and 7.2). Without arguments, this
+        only renews the lease. Returns whether there is more work, for which workers are woken again.
 
         :param offsets: by path, the end of the processed part of each stream.
         :raises WakeLostError: the lease ended, or a newer wake came.
-        :raises OutcomeUnknownError: the same, after a response was lost: `Subscription.get` shows what is acknowledged.
+        :raises OutcomeUnknownError: the same, after a response was lost. `Subscription.get` shows what was
+            acknowledged.
         """
         offsets = offsets or {}
         for path, offset in offsets.items():
@@ -223,8 +226,8 @@ class Holding:
         return (yield from self.acknowledge(offsets, done=True))
 
     def release(self) -> Steps[None]:
-        """Give a claim back without acknowledging; another worker is woken (section 7.2). Repeatable: after a release
-        the caller does not hold it any more."""
+        """Give a claim back without acknowledging; another worker is woken (section 7.2). This can be repeated: after a
+        release the caller no longer holds the wake."""
         if self.wake.type != "pull-wake":
             raise UsageError("only a claim can be released: answer a webhook with an error, or acknowledge it as done")
 
@@ -273,7 +276,7 @@ class Held:
 
     @property
     def ended(self) -> bool:
-        """It was given back, by acknowledging it as done or by `release`."""
+        """Whether the wake was given back, by acknowledging it as done or by `release`."""
         return self._core.ended
 
     @property
@@ -373,7 +376,7 @@ def _paths(paths: Sequence[str]) -> list[str]:
 
 
 def _error(reply: Reply) -> Mapping[str, Any]:
-    """A response's own explanation, empty if it is not from a server with subscriptions."""
+    """The error that a response describes; empty if the response is not from a server with subscriptions."""
     try:
         found = decoded(reply.content)
     except ValueError:

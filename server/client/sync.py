@@ -1,4 +1,4 @@
-"""The client for threads. The core makes all decisions; this sends, waits, and counts threads."""
+"""The client for threads. The core makes all decisions; this module sends requests, waits, and runs threads."""
 
 from __future__ import annotations
 
@@ -128,15 +128,15 @@ class Client(Handle[Endpoint]):
             for batch in stream.follow():
                 print(batch.messages, batch.next_offset)
 
-    :param url: the address below which all paths are.
+    :param url: the address below which all streams are.
     :param token: sent as a bearer token.
     :param retrying: the retry policy.
-    :param headers: sent with every request: names and values, where a value may be a function that is called for each
-        request, also for each retry and reconnection; or one function that returns all of them. An error of such a
+    :param headers: names and values that are sent with every request. A value may be a function, which is called for
+        each request, each retry and each reconnection. Or one function may return all of them. An error of such a
         function ends the call.
-    :param params: likewise, in the address; errors do not show them.
-    :param http: an `httpx.Client` of your own, for certificates, proxies and timeouts; it is not closed. Live reads
-        wait 90 seconds for a byte, or longer if its timeout is longer.
+    :param params: the same for parameters of the address; errors do not show them.
+    :param http: an `httpx.Client` of your own, for certificates, proxies and timeouts; the client does not close it.
+        Live reads wait 90 seconds for a byte, or longer if its timeout is longer.
     """
 
     def __init__(
@@ -171,9 +171,9 @@ class Client(Handle[Endpoint]):
         """The wake in a webhook, if the webhook is from this server; needs ``opslog[webhooks]``. The server's public
         keys are requested when they are needed, and kept for five minutes.
 
-        :param body: of the request, byte by byte.
+        :param body: the body of the request, exactly as received.
         :param signature: its header ``Webhook-Signature``.
-        :raises WebhookError: it is not from the server, or older than five minutes: answer with 401.
+        :raises WebhookError: it is not from the server, or is older than five minutes: answer with 401.
         """
         return Claim(self._connection, self._run(self._core.verified(body, signature)))
 
@@ -211,23 +211,24 @@ class Stream(Handle[Calls]):
         ttl: int | None = None,
         expires_at: str | None = None,
     ) -> Stream:
-        """A new stream at `path` that begins with the contents of this one before the offset `at`: all of it, if None.
+        """Create a stream at `path` that begins with the contents of this one before the offset `at`; None: all of
+        them.
 
-        :param sub_offset: how many more messages (of a JSON stream) or bytes behind `at`.
+        :param sub_offset: how many messages (of a JSON stream) or bytes after `at` to include as well.
         """
         return Stream(self._connection, self._run(self._core.fork(path, at, sub_offset, ttl, expires_at)))
 
     def read(self, offset: str = START) -> Iterator[Batch]:
-        """Everything behind `offset`, one batch per request; the last one is up to date, and may be empty."""
+        """Everything after `offset`, one batch per request. The last batch is up to date, and may be empty."""
         return self._connection.read(self._core.read(offset))
 
     def follow(self, offset: str = START, live: Live | Literal["auto"] = "auto") -> Iterator[Batch]:
-        """Like `read`, and then new data, until the stream is closed: the last batch then has `closed`.
+        """Like `read`, and then new data, until the stream is closed. The last batch then has `closed`.
 
-        Broken connections are made again and nothing is returned twice. To resume later, start at the `next_offset` of
+        Broken connections are made again, and nothing is returned twice. To resume later, start at the `next_offset` of
         the last batch that you are done with.
 
-        :param live: how to wait for more. Server-sent events do not keep the line ends of text, so "auto" takes long
+        :param live: how to wait for more. Server-sent events do not keep the line ends of text, so "auto" means long
             polls for text.
         :raises StreamNotFoundError: the stream is gone.
         """
@@ -243,14 +244,15 @@ class Stream(Handle[Calls]):
         max_batch_bytes: int = Options.max_batch_bytes,
         max_buffered_bytes: int = Options.max_buffered_bytes,
     ) -> Producer:
-        """Appends in the background, in batches, exactly once: for use in a ``with`` block.
+        """A producer, for use in a ``with`` block. It appends in the background, in batches, exactly once.
 
-        :param id: of the producer, the same one each time it is started.
+        :param id: the producer's id, the same each time it is started.
         :param epoch: greater each time it is started.
-        :param claim: find an epoch newer than all before by requests to the server, which shuts out other users of this
-            id.
+        :param claim: find an epoch that is newer than all before, by requests to the server. This shuts out other users
+            of the id.
         :param max_in_flight: how many batches are under way at once, each with a thread of its own.
-        :param max_batch_bytes: of the messages in one batch; a larger message has one of its own. Servers have limits.
+        :param max_batch_bytes: the most bytes of messages in a batch; a larger message has a batch of its own. Servers
+            have limits, too.
         :param max_buffered_bytes: `append` waits while this much is not yet acknowledged.
         :raises UsageError: one of these is invalid.
         """
@@ -261,8 +263,8 @@ class Stream(Handle[Calls]):
 
 
 class Producer(Handle[Producing]):
-    """See `Stream.producer`. Thread-safe. An error ends it: it is raised by the next call, and by leaving the
-    block."""
+    """See `Stream.producer`. Thread-safe. An error ends the producer: the next call raises it, and so does the end of
+    the block."""
 
     def __init__(self, connection: Connection, core: Producing) -> None:
         super().__init__(connection, core)
@@ -309,7 +311,7 @@ class Producer(Handle[Producing]):
             self._stop()
 
     def _run(self, steps: Generator[Any, Any, T]) -> T:
-        """Holds the lock, except while a step waits."""
+        """Run the steps. Holds the lock, except while a step waits."""
         with self._changed:
             try:
                 return drive(steps, self._perform)
@@ -344,7 +346,7 @@ class Subscription(Handle[Subscribing]):
     def claim(self, worker: str) -> Claim:
         """Take the pending work of a subscription with a wake_stream.
 
-        :param worker: a name that shows others who has it.
+        :param worker: a name that shows others who has the work.
         :raises AlreadyClaimedError: another worker has it; wait for the next wake.
         :raises NoPendingWorkError: wait for the next wake.
         """
@@ -352,8 +354,8 @@ class Subscription(Handle[Subscribing]):
 
 
 class Claim(Held, Handle[Holding]):
-    """The wake that a worker holds, by a claim or by a webhook. Leaving its ``with`` block releases a claim that is not
-    done, so that another worker gets it."""
+    """The wake that a worker holds, by a claim or by a webhook. The end of the ``with`` block releases a claim that is
+    not done, so that another worker gets it."""
 
     acknowledge = blocking(Holding.acknowledge)
     finish = blocking(Holding.finish)

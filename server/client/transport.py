@@ -8,16 +8,16 @@ import httpx
 
 from opslog.server.client.retrying import Lost
 
-# After this long without a byte a connection counts as broken. Servers send something at least every 30 seconds or so.
+# Without a byte for so long, a connection counts as broken. Servers send something at least about every 30 seconds.
 IDLE_SECONDS = 90.0
 
-# The errors that httpx raises instead of a response, or before its end. Errors about addresses concern those in the
-# response: a redirect that leads nowhere. The address of a request is checked before.
+# The errors that httpx raises instead of a response, or before its end. `InvalidURL` concerns an address in a response,
+# as in a bad redirect; the address of a request is checked before.
 FAILURES = (httpx.RequestError, httpx.InvalidURL)
 
 
 def settings() -> dict[str, Any]:
-    """The settings of clients: a connection for each follower, and time enough for long polls."""
+    """The settings of httpx's clients: a connection for each follower, and enough time for long polls."""
     return {
         "timeout": httpx.Timeout(10.0, read=IDLE_SECONDS),
         "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
@@ -25,7 +25,7 @@ def settings() -> dict[str, Any]:
 
 
 def patience(http: httpx.Client | httpx.AsyncClient, *, live: bool) -> httpx.Timeout:
-    """The timeouts of the caller's own client, except for live reads: there a server may be silent for longer."""
+    """The timeouts of the caller's own client. In live reads a server may be silent for longer."""
     known = http.timeout
     read = known.read if known.read is None or not live else max(known.read, IDLE_SECONDS)
     return httpx.Timeout(connect=known.connect, read=read, write=known.write, pool=known.pool)
@@ -35,5 +35,5 @@ def lost(error: Exception) -> Lost:
     """:param error: one of `FAILURES`."""
     not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
     reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
-    # All others concern the connection: no response came, or not to its end.
+    # All other errors concern the connection: no response came, or only a part of one.
     return Lost(reason, sent=not not_sent, answered=not isinstance(error, httpx.TransportError))

@@ -1,9 +1,9 @@
-"""Whether a webhook is from the server (sections 6.5 and 7.1), without I/O: its signature, and the server's public
-keys.
+"""Checking that a webhook is from the server (sections 6.5 and 7.1), by its signature and the server's public keys.
+This does no I/O.
 
-`WebhookError` is raised for a missing or malformed signature, for one that is older than `TOLERANCE_SECONDS` or from
-the future, by a key that is not published, or over other bytes. Within that time anyone who saw a webhook can send it
-again; it then has the same `wake_id`, and acknowledging it twice changes nothing.
+`WebhookError` is raised if the signature is missing or malformed, is older than `TOLERANCE_SECONDS` or from the future,
+was made by a key that is not published, or was made over other bytes. Until it is too old, anyone who saw a webhook can
+send it again. It then has the same `wake_id`, and acknowledging it twice changes nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from opslog.server.client.messages import Reply, Request, decoded
 from opslog.server.client.retrying import Retrying, Steps, call
 from opslog.server.client.subscribing import Wake, wake
 
-# How old a signature may be, and how far the clocks of both sides may be apart (section 7.1 names five minutes).
+# How old a signature may be, and how far apart the clocks of both sides may be (section 7.1 names five minutes).
 TOLERANCE_SECONDS = 300.0
 
-# How long the published keys are trusted; a server publishes a new key at least as long before it signs.
+# How long the published keys are trusted. A server publishes a new key at least as long before the key signs.
 _KEYS_SECONDS = 300.0
 
-# Webhooks by unknown keys make a client request the keys at most this often, whoever sends them.
+# Webhooks with unknown keys make a client request the keys at most once in this time, whoever sends them.
 _AGAIN_SECONDS = 10.0
 
 
@@ -45,7 +45,7 @@ class Webhooks:
     def verified(self, body: bytes, signature: str) -> Steps[Wake]:
         """The wake that a webhook announces.
 
-        :param body: byte by byte as received.
+        :param body: exactly as received.
         :param signature: its header ``Webhook-Signature``.
         :raises WebhookError: it is not from the server.
         :raises UsageError: cryptography is not installed.
@@ -91,7 +91,7 @@ def _parsed(signature: object) -> tuple[str, str, bytes]:
 
 
 def _unpadded(text: str) -> bytes | None:
-    """The decoded base64url without padding, None if the text is something else."""
+    """The bytes of base64url without padding; None: the text is something else."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except ValueError:
@@ -100,7 +100,7 @@ def _unpadded(text: str) -> bytes | None:
 
 
 def _published(request: Request, reply: Reply) -> dict[str, bytes]:
-    """The Ed25519 keys in a JSON Web Key Set by their names; other entries are ignored."""
+    """The Ed25519 keys in a JSON Web Key Set, by their names. Other entries are ignored."""
     try:
         found = decoded(reply.content)
     except ValueError as error:
