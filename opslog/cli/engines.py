@@ -1,4 +1,4 @@
-"""Which engine replays a store: one process of Python, or Spark, which takes its time to start and has all cores."""
+"""Chooses the engine that replays a store: one process of Python, or Spark, which starts slowly but uses all cores."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from opslog.snapshot.manifests import ManifestStore
 Engine = Literal["auto", "python", "spark"]
 
 # Measured on 2 cores, for stores where most of what is written is kept (docs/spark.md, "Sizing").
-# What one process of Python takes for a gigabyte.
+# The time that one process of Python takes for a gigabyte.
 _PYTHON_SECONDS = 15.0
-# What Spark takes for a gigabyte on one core, once it runs.
+# The time that Spark takes for a gigabyte on one core, once it runs.
 _SPARK_SECONDS = 32.0
-# What Spark takes for a store with hardly anything in it: until it has started, and its Python workers have.
+# The time that Spark takes for an almost empty store: to start, and to start its Python workers.
 _START_SECONDS = 14.0
 
 _GB = 1e9
-# How much of a machine's memory the logs that one process replays may be, at most: it may hold all they say.
+# One process replays at most this fraction of the machine's memory, since it may have to hold everything.
 _MEMORY = 0.5
 
 
@@ -38,9 +38,9 @@ class Choice(NamedTuple):
 
 
 def break_even(cores: float, memory: float) -> float:
-    """From how many bytes on Spark is faster, or has to be used.
+    """The size in bytes from which on Spark is faster, or has to be used.
 
-    :param cores: that Spark has.
+    :param cores: the number of cores that Spark has.
     :param memory: of this machine, in bytes.
     """
     gained = _PYTHON_SECONDS - _SPARK_SECONDS / cores
@@ -49,8 +49,10 @@ def break_even(cores: float, memory: float) -> float:
 
 
 def choose(size: int, cores: float, memory: float, missing: str | None) -> Choice:
-    """:param size: how many bytes there are to read.
-    :param missing: why Spark cannot be used, if it cannot.
+    """Choose the engine.
+
+    :param size: the number of bytes to read.
+    :param missing: why Spark cannot be used; None: it can.
     """
     limit = break_even(cores, memory)
     if size < limit:
@@ -60,14 +62,14 @@ def choose(size: int, cores: float, memory: float, missing: str | None) -> Choic
 
 
 def bytes_to_read(backend: Backend) -> int:
-    """How many bytes the newest state is made of: the snapshot, and the logs behind it. Two listings."""
+    """The bytes of the snapshot and of the logs after it, which make the newest state. Costs two listings."""
     manifest = ManifestStore(backend).newest()
     found = list_logs(backend, manifest, at_cut(manifest))
     return found.log_bytes + found.snapshot_bytes
 
 
 def cores_of(master: str | None) -> float:
-    """How many cores a master has to offer; infinitely many, if that is another machine's business."""
+    """The number of cores of a Spark master; infinity, if it runs on other machines."""
     match = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", master or "local[*]")
     if match is None:
         return math.inf

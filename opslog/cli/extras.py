@@ -1,4 +1,4 @@
-"""Commands beside the store: demo, completion."""
+"""Commands that need no store: demo, completion."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _SHELLS = ("bash", "zsh", "fish")
 def demo_command(
     session: Session, *, seconds: float, agents: int, directory: Path | None, page: bool, no_spark: bool
 ) -> int:
-    """Several processes write to one store at once while another compacts it, one of them is killed and comes back; at
-    the end everything that was acknowledged must be there, and Spark, where it is installed, must see the same.
+    """Several processes write to one store at once while another compacts it; one of them is killed and started again.
+    At the end everything that was acknowledged must be there. If Spark is installed, it must see the same.
 
     Exit code 1: something was lost, or the states differ.
     """

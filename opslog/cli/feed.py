@@ -1,4 +1,4 @@
-"""The command on the feed: changes."""
+"""The command that reads the feed of changes: changes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from opslog.environment import REAL
 @every_option("How often --follow asks.")
 @click.pass_obj
 def changes_command(session: Session, since: str | None, limit: int | None, follow: bool, every: float) -> None:
-    """Show the documents that changed since a token, each once and as it is now, and then the token to continue from.
+    """Show the documents that changed since a token, each once in its present state. The last line has the token to
+    continue from.
 
-    Without --since, or if older changes are no longer kept, a line `reset` comes first, and all documents follow.
+    Without --since, or if the changes since then are no longer kept, the first line is `reset`, and all documents
+    follow.
     """
     if follow and limit is not None:
         raise click.UsageError("--limit stops, and --follow does not: give only one of them")
@@ -48,7 +50,7 @@ def _show(session: Session, changes: opslog.Changes[Any], *, paged: bool) -> Non
         write_json({"op": "token", "token": changes.token, "commits": list(map(_effect, changes.commits))})
     else:
         rows(["op", "id", "document"], _rows(changes), paged=paged)
-        # In full, however narrow the terminal is, because it will be copied.
+        # Never cut to the width of the terminal, because people copy it.
         write(f"go on with --since {changes.token}" if is_terminal() else f"token\t\t{changes.token}")
 
 

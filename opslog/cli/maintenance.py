@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 def compact_command(session: Session, full: bool, keep_history: KeepHistory | None) -> None:
     """Compact what is settled of all logs into the snapshot, and delete what nothing needs any more.
 
-    Runs beside everybody, under no agent's name. If another compaction is running there is nothing to do, which is no
-    error.
+    It may run while others read and write, and takes no agent's name. If another compaction is running, this one does
+    nothing; that is not an error.
     """
     from opslog.compaction.compact import Compaction, compact
 
@@ -65,9 +65,9 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
 
 
 def report_compaction(session: Session, done: Compaction, locked: opslog.LockedError | None) -> None:
-    """Answer what a compaction did.
+    """Report what a compaction did.
 
-    :param locked: what it did not even begin for, since another one was running.
+    :param locked: the error with which it ended at once, because another one was running; None: it ran.
     """
     if locked is not None and not session.json:
         say(f"another compaction is running: {locked}")
@@ -118,7 +118,7 @@ def archive_command(
     listing: bool,
     load: str | None,
 ) -> int:
-    """Move documents out of the store, into an archive: those that fulfil every condition given.
+    """Move documents out of the store into an archive: those that fulfil every given condition.
 
     Exit code 1: --load names an archive that does not exist.
     """
@@ -177,7 +177,7 @@ def stats_command(session: Session) -> None:
     """Show figures of the store: documents, agents, commits, sizes."""
     with session.reading() as store:
         stats = msgspec.structs.asdict(store.stats())
-    # Of this process, which has only just begun.
+    # These figures are about this process, which has only just begun.
     for name in ("compaction_error", "requests", "kernel", "cached_documents", "cached_bytes"):
         del stats[name]
     if session.json:

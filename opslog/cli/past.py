@@ -69,10 +69,9 @@ def history_command(session: Session, id: str, columns: Sequence[Path] | None, l
 @_limit_option
 @click.pass_obj
 def ops_command(session: Session, since: int | None, by: str | None, limit: int | None) -> None:
-    """Show the commits of all agents that are kept, in the order of their clocks: as log lines, or a table at a
-    terminal.
+    """Show the kept commits of all agents, in the order of their clocks: as log lines, or as a table at a terminal.
 
-    A clock is not a cursor, because a commit may come later with a smaller clock. To continue from where you were, use
+    A clock is not a cursor, because a later commit may have a smaller clock. To continue from where you stopped, use
     `changes`.
     """
     with session.reading() as store:
@@ -84,7 +83,7 @@ def ops_command(session: Session, since: int | None, by: str | None, limit: int 
 @every_option("How often to read new commits.")
 @click.pass_obj
 def watch_command(session: Session, every: float) -> None:
-    """Show the commits of all agents as they come, until Ctrl-C: as log lines, or, at a terminal, a line for each
+    """Show the commits of all agents as they come, until Ctrl-C: as log lines, or, at a terminal, with a line for each
     document. Takes no agent's name."""
     try:
         with session.reading(environment=replace(REAL, sleep=wait_while_read)) as store:
@@ -93,7 +92,7 @@ def watch_command(session: Session, every: float) -> None:
                     write(line)
                 sys.stdout.flush()
     except KeyboardInterrupt:
-        pass  # the only way to end it
+        pass  # the usual end of this command
 
 
 def _show(session: Session, commits: Iterable[opslog.Commit]) -> None:

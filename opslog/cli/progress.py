@@ -1,4 +1,4 @@
-"""How far long work is, for a person at a terminal: one line on stderr, in units that people know.
+"""Progress of long work, for a person at a terminal: one line on stderr, in units that people know.
 
 Every command that may take long shows the same line:
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 Unit = Literal["documents", "commits", "bytes"]
 
-# Called with what is done, and how much there is; 0: nobody knows.
+# Called with how much is done, and how much there is; 0: not known.
 Advance = Callable[[int, int], None]
 
-# How wide the bar is, in characters.
+# The width of the bar, in characters.
 _BAR = 20
 
 _SCALES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class Steps:
-    """The steps of a command. The line shows the one that was advanced last.
+    """The steps of a command. The line shows the step that was advanced last.
 
-    :param display: what draws the line; None: nobody watches.
+    :param display: draws the line; None: nobody watches.
     """
 
     def __init__(self, display: Progress | None) -> None:
@@ -45,8 +45,8 @@ class Steps:
         return self._display is not None
 
     def step(self, label: str, unit: Unit) -> Advance | None:
-        """What the step of this name is advanced with; None if nobody watches. The first step is shown at once, and
-        others from their first advance on.
+        """Add a step of this name. Returns the function that advances it; None: nobody watches. The first step is shown
+        at once, each other step from its first advance on.
         """
         display = self._display
         if display is None:
@@ -68,7 +68,7 @@ class Steps:
 
 @contextmanager
 def progress(session: Session) -> Iterator[Steps]:
-    """Show how far the work in this block is, if a person watches. The line is gone at its end."""
+    """Show the progress of the work in this block, if a person watches. The line disappears at the end of the block."""
     if session.json or not sys.stderr.isatty():
         yield Steps(None)
         return
@@ -86,8 +86,8 @@ def progress(session: Session) -> Iterator[Steps]:
     label = TextColumn("{task.description}", table_column=one_line, markup=False)
     bar = BarColumn(_BAR)
     columns = (label, bar, Amounts(table_column=one_line))
-    # A stream of its own: what others write to stderr meanwhile may be sent elsewhere. Rows and documents go to stdout
-    # as they are.
+    # The line has a stream of its own, because stderr may be redirected meanwhile. Rows and documents go to stdout
+    # unchanged.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding) as stream:
         console = Console(file=stream)
         with Progress(*columns, console=console, transient=True, redirect_stdout=False) as display:
@@ -95,9 +95,9 @@ def progress(session: Session) -> Iterator[Steps]:
 
 
 def amounts(unit: Unit, done: int, total: int | None, rate: float | None) -> str:
-    """What stands behind the bar: how much is done, how fast, and how long it will take.
+    """The text after the bar: how much is done, how fast, and how long the rest will take.
 
-    :param total: None: nobody knows.
+    :param total: None: not known.
     :param rate: units per second; None: it is too early to say.
     """
     if not done and not total:
@@ -136,7 +136,7 @@ def size_text(size: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """How long something takes, for a person."""
+    """A length of time for a person."""
     whole = max(1, round(seconds))
     if whole < 100:
         return f"{whole} s"
@@ -145,6 +145,6 @@ def time_text(seconds: float) -> str:
 
 
 def _rounded(rate: float) -> int:
-    """Of a large number its first two digits: the others change all the time."""
+    """A rate with its first two digits; the others are 0, because they would change all the time."""
     digits = max(0, len(str(int(rate))) - 2)
     return int(round(rate, -digits))

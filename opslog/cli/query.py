@@ -1,4 +1,4 @@
-"""The command on tables: query."""
+"""The command that queries tables: query."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def query_command(session: Session, sql: str, as_of: Point | None) -> None:
     """Answer a question in SQL, by DuckDB, over the tables documents, commits and archive.
 
-    `documents` has a column for each field, and id, clock, agent, author, ts and data (the JSON text). Without a
-    terminal there are tabs between columns, and with --json each row is a line. Needs the extra query.
+    `documents` has a column for each field, and the columns id, clock, agent, author, ts and data (the JSON text).
+    Without a terminal, tabs separate the columns. With --json each row is a line of JSON. Needs the extra query.
     """
     with session.reading(as_of) as store:
         table = store.sql(sql)
@@ -38,7 +38,7 @@ def query_command(session: Session, sql: str, as_of: Point | None) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value of a table as JSON has it."""
+    """A value of a table, as a JSON value."""
     match value:
         case Decimal():
             return int(value) if value == value.to_integral_value() and abs(value) < 2**64 else str(value)
@@ -57,8 +57,9 @@ def plain(value: Any) -> Any:
 
 
 def _text(column: str, value: Any) -> str:
-    """On one line; text as it is, or, where that would act on a terminal or break the line, as a JSON string. A person
-    gets the time of a write as other commands show it; what a query computed of times stays exact."""
+    """A value on one line. Text is shown unchanged; but text that would control a terminal, or break the line, is shown
+    as a JSON string. A person gets the time of a write as other commands show it. Times that a query computes stay
+    exact."""
     if column == "ts" and isinstance(value, datetime) and value.tzinfo is not None and is_terminal():
         return short_time(value.isoformat())
     value = plain(value)

@@ -1,4 +1,4 @@
-"""The command that writes the state of a store elsewhere: replay."""
+"""The command that writes the documents of a store into other files: replay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opslog.replica.state import Loader
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What is to be written, and how."""
+    """The options of a replay: what is to be written, and how."""
 
     directory: Path
     form: Format
@@ -82,7 +82,7 @@ def replay_command(
 ) -> None:
     """Write all documents of the store (STORE, or the one that --store names) into files for other programs.
 
-    Runs beside running writers.
+    It may run while others write.
     """
     session.store = session.store if url is None else url
     wish = Wish(directory, cast(Format, form), as_of, cast(Engine, engine), master, variant)

@@ -1,4 +1,4 @@
-"""Commands that serve: serve."""
+"""The command that serves streams and stores over HTTP: serve."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 def serve_command(session: Session, /, **given: Any) -> None:
     """Serve streams over HTTP by the Durable Streams protocol, and stores, until Ctrl-C or SIGTERM.
 
-    A store that is served as NAME is at /v1/store/NAME, and its feed is the stream stores/NAME. Who writes to it
-    without a token or an agent of their own writes in the name that --agent says.
+    A store that is served as NAME is at /v1/store/NAME, and its feed is the stream stores/NAME. Clients without a token
+    or an agent of their own write under the name that --agent gives.
     """
     _check(given)
     stores = _stores(given["stores"])

@@ -1,4 +1,4 @@
-"""Commands that move documents in and out, and whole stores: import, export, copy."""
+"""Commands that move documents into and out of a store, or copy whole stores: import, export, copy."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from opslog.importers import ImportedCommit
 if TYPE_CHECKING:
     from opslog.history import Point
 
-# After how many documents an export says how far it is.
+# An export reports its progress after each group of so many documents.
 _SHOWN_DOCUMENTS = 100
 
 _OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 
 
 class _Source(NamedTuple):
-    """What is imported.
+    """The source of an import.
 
-    :ivar unit: of what it is read in, for the display.
-    :ivar total: how much of that there is, 0 where nobody knows; only asked where somebody watches.
-    :ivar done: how much of that was read with so many commits.
+    :ivar unit: the unit in which progress is shown.
+    :ivar total: returns the size of the source in this unit; 0: not known. Called only if a person watches.
+    :ivar done: returns how much was read, given the number of commits that were read.
     """
 
     commits: Iterator[ImportedCommit]
@@ -74,8 +74,8 @@ def import_command(
 
     FILE (or stdin, for -) has JSON lines, gzipped or not: documents with an id in them, or what `opslog export` writes.
     A FILE.parquet or FILE.csv has a document per row (this needs the extra query).
-    DIRECTORY was written by npm @backloghq/opslog 0.2 to 0.8. Creates the store where there is none. An import that
-    stopped half-way can be run again.
+    DIRECTORY was written by npm @backloghq/opslog 0.2 to 0.8. If there is no store, the import creates it. An import
+    that stopped half-way can be run again.
     """
     from opslog.bulk.ingest import ingest, ingest_archives
 
@@ -116,7 +116,7 @@ def import_command(
     if orphaned:
         result["orphaned_logs"] = orphaned
     sets = done.ops - done.deletes
-    # A history has the same documents again and again.
+    # A history has many versions of each document.
     is_history = git is not None or directory is not None
     what = f"{counted(sets, 'version')} of documents" if is_history else counted(sets, "document")
     parts = [what, counted(done.deletes, "deletion")] if done.deletes else [what]
@@ -129,7 +129,7 @@ def import_command(
 
 
 def _advancing(step: Advance | None, source: _Source) -> Callable[[int], None] | None:
-    """What an import calls with the number of commits that were read."""
+    """The function that an import calls with the number of commits read; None: nobody watches."""
     if step is None:
         return None
     total = source.total()
@@ -168,7 +168,7 @@ def _file(source: str, id_field: str) -> Iterator[_Source]:
 
 
 def _size(stream: IO[bytes]) -> int:
-    """How many bytes a stream has; 0, if it is no file."""
+    """The size of a stream in bytes; 0: it is not a file."""
     try:
         status = os.fstat(stream.fileno())
     except OSError:
@@ -177,12 +177,13 @@ def _size(stream: IO[bytes]) -> int:
 
 
 def _begun(commits: Iterator[ImportedCommit]) -> Iterator[ImportedCommit]:
-    """The same, with the first one read: a source that cannot be read at all leaves no directory behind."""
+    """The same commits, with the first one already read. So a source that cannot be read at all leaves no new store
+    behind."""
     return chain(list(islice(commits, 1)), commits)
 
 
 def _orphaned(session: Session, directory: str) -> int:
-    """How many logs an import without --salvage leaves out; says so to a person."""
+    """The number of logs that an import without --salvage leaves out. Prints a note about them, unless with --json."""
     from opslog.importers.backlog import orphaned_logs
 
     orphaned = orphaned_logs(directory)
@@ -208,9 +209,9 @@ def _orphaned(session: Session, directory: str) -> int:
 def export_command(session: Session, file: str, as_of: Point | None, plain: bool, form: str | None) -> None:
     """Write all documents, in order of id, to FILE or to stdout.
 
-    As JSON lines (gzipped, if FILE ends with .gz) there is one document per line; as Parquet or CSV (this needs the
-    extra query) a column for id, and one for each field. `opslog import` reads all of them again. FILE appears when it
-    is whole.
+    JSON lines have one document per line, and are gzipped if FILE ends with .gz. Parquet and CSV (they need the extra
+    query) have a column for id, and one for each field. `opslog import` reads all of these formats. FILE appears when
+    it is complete.
     """
     form = form or format_of(file)
     if plain and form != "jsonl":
@@ -221,7 +222,7 @@ def export_command(session: Session, file: str, as_of: Point | None, plain: bool
         )
     with session.reading(as_of) as store, progress(session) as steps:
         total = len(store)
-        # Documents that a person reads say by themselves how far this is.
+        # No progress line if the documents themselves go to a terminal.
         step = None if file == "-" and is_terminal() else steps.step("exporting", "documents")
         with nullcontext(sys.stdout.buffer) if file == "-" else _written(Path(file)) as out:
             as_text = []
@@ -244,8 +245,8 @@ def export_command(session: Session, file: str, as_of: Point | None, plain: bool
 def copy_command(session: Session, source: str, target: str) -> int:
     """Copy the store at SOURCE to TARGET, each a directory or URL, and verify the copy.
 
-    The source may be in use; what is written to it meanwhile may be missing in the copy. A copy that was interrupted
-    goes on where it was when it is started again. Exit code 3: something in the copy is damaged.
+    The source may be in use; the copy may then lack what is written meanwhile. A copy that was interrupted continues
+    when the command is run again. Exit code 3: something in the copy is damaged.
     """
     from opslog.bulk.copying import check_apart, copy
 
@@ -286,10 +287,10 @@ def _export(
 
 @contextmanager
 def _written(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when it is whole and on disk; after a failure nothing is left of it.
+    """A new file, which gets its name when it is complete and on disk. After a failure nothing is left of it.
 
-    A link stays, and what it leads to is replaced. What is no file, such as a pipe or a device, is written to as it is;
-    so are the names of open files, such as /dev/stdout, since others go on writing to the file that is open.
+    If the path is a link, the link stays, and the file that it leads to is replaced. A pipe or a device is written to
+    directly. So is the name of an open file, such as /dev/stdout, since others go on writing to the file that is open.
     """
     if path.absolute().parent in _OPEN_FILES or (path.exists() and not path.is_file()):
         with open(path, "wb") as raw, _packed(raw, path) as out:
@@ -312,7 +313,7 @@ def _written(path: Path) -> Iterator[IO[bytes]]:
 def _created(temporary: Path, path: Path) -> IO[bytes]:
     """A new file.
 
-    :raises OSError: names `path`, which is what the caller knows.
+    :raises OSError: the error names `path`, because the caller does not know `temporary`.
     """
     try:
         return open(temporary, "xb")
@@ -322,7 +323,7 @@ def _created(temporary: Path, path: Path) -> IO[bytes]:
 
 @contextmanager
 def _packed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
-    """The file itself, or, by its name, what is written to it through gzip."""
+    """The file itself; or, if its name ends with .gz, a stream that gzips into it."""
     if path.suffix != ".gz":
         yield raw
         return

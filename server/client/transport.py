@@ -11,8 +11,8 @@ from opslog.server.client.retrying import Lost
 # Without a byte for so long, a connection counts as broken. Servers send something at least about every 30 seconds.
 IDLE_SECONDS = 90.0
 
-# The errors that httpx raises instead of a response, or before its end. `InvalidURL` concerns an address in a response,
-# as in a bad redirect; the address of a request is checked before.
+# The errors that httpx raises instead of a response, or before its end. An error about an address concerns one in a
+# response, as in a bad redirect; the address of a request is checked before.
 FAILURES = (httpx.RequestError, httpx.InvalidURL)
 
 
@@ -35,5 +35,5 @@ def lost(error: Exception) -> Lost:
     """:param error: one of `FAILURES`."""
     not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
     reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
-    # All other errors concern the connection: no response came, or only a part of one.
+    # A TransportError concerns the connection: no response came, or only a part of one.
     return Lost(reason, sent=not not_sent, answered=not isinstance(error, httpx.TransportError))
