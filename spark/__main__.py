@@ -37,7 +37,7 @@ app = click.Group(
 def compact_command(
     session: Session, *, url: str | None, master: str | None, full: bool, keep_history: KeepHistory | None
 ) -> None:
-    """Compact what is settled of all logs into the snapshot, and delete what nothing needs any more."""
+    """Compact the settled commits of all logs into the snapshot, and delete files that are no longer needed."""
     from opslog.spark.compaction.compacting import compact
     from opslog.spark.jobs import running
 
@@ -62,7 +62,7 @@ def path_command() -> None:
 app.add_command(replay_command)
 
 if __name__ == "__main__":
-    # Under spark-submit this file is a script, and its folder comes first among those that modules are taken from.
+    # Under spark-submit this file is a script, and Python searches its folder first for modules.
     with suppress(ValueError):
         sys.path.remove(str(Path(__file__).parent))
     sys.exit(run(sys.argv[1:], app, "opslog.spark"))

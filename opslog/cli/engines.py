@@ -24,7 +24,7 @@ _SPARK_SECONDS = 32.0
 _START_SECONDS = 14.0
 
 _GB = 1e9
-# One process replays at most this fraction of the machine's memory, since it may have to hold everything.
+# One process replays stores of up to this fraction of the machine's memory, since it may have to hold everything.
 _MEMORY = 0.5
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 )
 @click.pass_obj
 def compact_command(session: Session, full: bool, keep_history: KeepHistory | None) -> None:
-    """Compact what is settled of all logs into the snapshot, and delete what nothing needs any more.
+    """Compact the settled commits of all logs into the snapshot, and delete files that are no longer needed.
 
     It may run while others read and write, and takes no agent's name. If another compaction is running, this one does
     nothing; that is not an error.
