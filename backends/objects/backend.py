@@ -1,22 +1,23 @@
-"""A store in an object storage that honours put-if-absent: the common part for S3 and similar storages. A `Driver`
-moves the bytes.
+"""Stores in object storages that honour put-if-absent: the common part for S3 and similar storages. A `Driver` sends
+the requests.
 
 What this file guarantees:
 
 - A file is one object, created with put-if-absent; an append is one object, too: the next segment of the log.
 - **A lost reply is resolved, never guessed.** A put that timed out, or got a server error, may have been carried out,
-  may still be carried out, or may not. So the same conditional put is sent again until its outcome is certain: created,
-  or the object exists. An existing object is read back, and if its bytes are ours, the put created it. If the outcome
-  is still uncertain at the deadline, the call raises `CommitUnknownError`. (Libraries and proxies below re-send
-  requests on their own, so even a first "exists already" is read back.)
+  may still be carried out, or may not. So the same conditional put is sent again until its outcome is certain: the put
+  created the object, or the object exists. An existing object is read back. If its bytes are ours, the put created it.
+  If the outcome is still uncertain at the deadline, the call raises `CommitUnknownError`. (Libraries and proxies below
+  re-send requests on their own. So an object is read back even if the first reply is "exists already".)
 - A log's numbers are used once. Two live processes under one agent name both see a number as the next one; one of them
   creates it, the other is fenced: `AgentFencedError`, and nothing of what it was writing is in the log.
 - Locks are leases: objects with an owner, who renews them. Anyone may take one over once its time has passed. They
   save work and protect nothing.
 - In a forked child every call raises `ClosedError`.
 
-Roads not taken: an object's ETag as proof of authorship is not the same everywhere (multipart, encryption); a lock
-object per agent would cost requests all along and protect nothing, because its holder may be paused while it expires.
+Rejected: to prove by its ETag who created an object, because ETags differ between storages (multipart, encryption); and
+a lock object for each agent, because it would cost requests all the time and protect nothing: its holder may be paused
+while it expires.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from opslog.logs import logger
 
 T = TypeVar("T")
 
-# In seconds: how long drivers wait for a connection, and then for each part of a response.
+# Seconds for which drivers wait for a connection, and then for each part of a response.
 CONNECT_TIMEOUT, READ_TIMEOUT = 3.0, 10.0
 LEASE_SECONDS = 60.0
 DEADLINE_SECONDS = 60.0
@@ -62,7 +63,7 @@ _CLOCK = f"{LOCKS}clock"
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 2.0
 _PROBES_MAX = 3
-# How many times a read is tried, over about a second. It changes nothing, so its failure may be reported early.
+# The most attempts of a read, over about a second. A read changes nothing, so its failure may be reported early.
 _READS_MAX = 4
 
 
@@ -72,7 +73,7 @@ class Put(Enum):
     CREATED = "created"
     # There is an object with this key; an earlier attempt of ours may have created it.
     EXISTS = "exists"
-    # It may or may not have been carried out, or may still be; or the server was busy with another put.
+    # It may have been carried out, may still be carried out, or may not; or the server was busy with another put.
     UNKNOWN = "unknown"
 
 
@@ -85,7 +86,7 @@ class Object(NamedTuple):
 
 
 class Driver(Protocol):
-    """Requests to one bucket. Safe to use from many threads. A driver never sends a request again: its caller decides.
+    """Requests to one bucket. Safe to use from many threads. A driver never repeats a request; its caller decides that.
 
     :raises RetryError: (all reading calls) the storage cannot answer now.
     :raises WriteFailedError: (all writing calls) it refuses, and nothing was changed.
@@ -93,16 +94,16 @@ class Driver(Protocol):
 
     @property
     def requests(self) -> int:
-        """How many were sent."""
+        """The number of requests sent."""
 
     def put_new(self, key: str, data: bytes) -> Put:
         """Create an object if its key does not exist."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Create or replace an object of which only the time matters."""
+        """Create or replace an object, of which only the time of change matters."""
 
     def get(self, key: str, start: int, stop: int | None) -> bytes:
-        """Some bytes of an object, as `Backend.read`.
+        """Some bytes of an object, as `Backend.read` returns them.
 
         :raises MissingFileError: there is no such object.
         """
@@ -118,7 +119,7 @@ class Driver(Protocol):
         """Delete objects; those that do not exist are no error."""
 
     def close(self) -> None:
-        """Give back connections."""
+        """Close the connections."""
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -128,7 +129,7 @@ class Lease(msgspec.Struct, frozen=True):
     nonce: str
 
 
-# The appender of this process that has each (store, agent): a second one under the same name is refused at once.
+# The appender of this process for each (store, agent). A second one for the same name is refused at once.
 
 
 prepare(Lease)
@@ -140,10 +141,10 @@ _held = Holders()
 class ObjectBackend(forking.ProcessBound):
     """See the module's docstring.
 
-    :param url: how messages name the storage.
-    :param prefix: the common prefix of all keys, empty or with a slash at its end.
-    :param deadline_seconds: how long to find out the outcome of a put.
-    :param lease_seconds: how long a lock stays after its holder is gone.
+    :param url: the name of the storage in messages.
+    :param prefix: the common prefix of all keys; empty, or with a slash at its end.
+    :param deadline_seconds: how long to try to find out the outcome of a put.
+    :param lease_seconds: how long a lock lasts after its holder is gone.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class ObjectBackend(forking.ProcessBound):
 
     @property
     def requests(self) -> int:
-        """How many were sent to the server."""
+        """The number of requests sent to the server."""
         return self.driver.requests
 
     # Reading
@@ -186,20 +187,20 @@ class ObjectBackend(forking.ProcessBound):
         self._check_open()
 
         def to_unseen(last: str) -> str:
-            """If a page ends inside the known part of a log, go on at the end of that part."""
+            """If a page ends inside the known part of a log, the next page begins at the end of that part."""
             agent, number = segment_of(last) or ("", 0)
             return max(last, segment_path(agent, seen[agent] - 1)) if seen.get(agent, 0) > number else last
 
         return sorted(self._list(OPS, "", to_unseen))
 
     def _list(self, prefix: str, after: str, go_on: Callable[[str], str]) -> Iterator[Entry]:
-        """Page by page. `go_on` maps the last path of a page to the path after which the next page begins."""
+        """List page by page. `go_on` maps the last path of a page to the path after which the next page begins."""
         skip = len(self._prefix)
         more = True
         while more:
             start = self._prefix + after if after else ""
             page, more = self._patiently(partial(self.driver.list, self._prefix + prefix, start))
-            # Some storages begin a page before the path that it should come after.
+            # Some storages begin a page before the path after which it should begin.
             yield from (Entry(key[skip:], size, modified) for key, size, modified in page if key[skip:] > after)
             if more:
                 after = go_on(page[-1].key[skip:])
@@ -227,7 +228,7 @@ class ObjectBackend(forking.ProcessBound):
         return None
 
     def _patiently(self, request: Callable[[], T]) -> T:
-        """The result of a reading request, tried again a few times if there was no response."""
+        """The result of a request that reads. It is tried again a few times if there is no response."""
         pause = _PAUSE_SECONDS
         for _ in range(_READS_MAX - 1):
             with suppress(RetryError):
@@ -251,7 +252,7 @@ class ObjectBackend(forking.ProcessBound):
             raise AlreadyExistsError(f"{path} exists already in {self.url}", path)
 
     def put_new(self, path: str, data: bytes) -> bool:
-        """Create an object exclusively; False where there is another one of this name.
+        """Create an object, unless there is one. Returns False if there is another object of this name.
 
         :raises CommitUnknownError: it may or may not have been created.
         :raises WriteFailedError: it was not.
@@ -263,7 +264,7 @@ class ObjectBackend(forking.ProcessBound):
             try:
                 outcome = self.driver.put_new(self._prefix + path, data)
             except WriteFailedError as error:
-                # The failure of this attempt says nothing about an earlier one that got no response.
+                # The failure of this attempt says nothing about an earlier attempt that got no response.
                 if not unanswered:
                     raise
                 if self._read_back(path) == data:
@@ -333,7 +334,7 @@ class ObjectBackend(forking.ProcessBound):
     def is_free(self, agent: str) -> bool:
         self._check_open()
         check_name(agent, "agent")
-        return False  # nobody can say
+        return False  # an object storage cannot say
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -347,7 +348,7 @@ class ObjectBackend(forking.ProcessBound):
         except LockedError:
             raise
         except BaseException:
-            self._give_back(path, lease)  # it may have been taken
+            self._give_back(path, lease)  # the lease may have been written
             raise
         try:
             with self._renewing(path, lease):
@@ -365,7 +366,8 @@ class ObjectBackend(forking.ProcessBound):
         held = [entry for entry in self.list(LOCKS) if entry.path == path]
         holder = msgspec.json.decode(self._read_back(path) or lease, type=Lease).holder
         if held and self.now() - held[0].modified > self._lease_seconds:
-            # Deleting a lease that another process has just taken over lets two in, which does no harm.
+            # Another process may just have taken the lease over. Deleting it then lets two holders in, which does no
+            # harm.
             self.driver.delete([self._prefix + path])
             if self.put_new(path, lease):
                 return
@@ -378,25 +380,25 @@ class ObjectBackend(forking.ProcessBound):
 
     @contextmanager
     def _renewing(self, path: str, lease: bytes) -> Iterator[None]:
-        """Inside the block a thread keeps the lease from running out."""
+        """A block inside which a thread renews the lease."""
         done = threading.Event()
         renewing = threading.Thread(target=self._renew, args=(path, lease, done), name="opslog-lease", daemon=True)
         try:
-            with suppress(RuntimeError):  # there can be no more threads; without it no harm is done
+            with suppress(RuntimeError):  # no more threads can start; without renewal no harm is done
                 renewing.start()
             yield
         finally:
             done.set()
             if not self._is_forked and renewing.is_alive():
-                renewing.join()  # or it could write the lease anew after it was given back
+                renewing.join()  # otherwise it could write the lease again after it was given back
 
     def _renew(self, path: str, lease: bytes, done: threading.Event) -> None:
-        """Write the lease anew before its time is over, as long as it is still this holder's, until `done` is set.
-        Every failure is tried again; a lease that runs out costs work and does no harm."""
+        """Write the lease again before its time is over, until `done` is set, or it is no longer this holder's. After a
+        failure this tries again. A lease that runs out costs work, and does no harm."""
         while not done.wait(self._lease_seconds / 3):
             try:
                 if self.read(path) != lease:
-                    return  # somebody has taken it over
+                    return  # another process has taken it over
                 self.driver.put(self._prefix + path, lease)
             except MissingFileError:
                 return
@@ -440,7 +442,7 @@ class ObjectBackend(forking.ProcessBound):
                 first, second = self.driver.put_new(key, b"1"), self.driver.put_new(key, b"2")
                 break
             except WriteFailedError:
-                self.driver.put(key, b"")  # if this is refused, too, then for another reason
+                self.driver.put(key, b"")  # if this is refused, too, the reason is another one
                 first = second = Put.CREATED
             self.driver.delete([key])
         self.driver.delete([key])
@@ -487,11 +489,11 @@ class ObjectAppender(forking.BoundAppender):
         return Position(self._number, 0)
 
     def check_name(self) -> None:
-        """Does nothing: another writer of this log shows itself by its segments."""
+        """Does nothing, because the segments show whether this log has another writer."""
 
     def advance(self, segment: int) -> None:
         if segment > self._number and self._is_fenced:
-            self._refusal = None  # the caller has seen what is there, and goes on after it
+            self._refusal = None  # the caller has read what is there, and continues after it
         self._check_open()
         self._number = max(self._number, segment)
 

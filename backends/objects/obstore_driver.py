@@ -1,4 +1,4 @@
-"""Object storages through obstore: a fraction of the time that s3fs takes per request."""
+"""Object storages through obstore, which takes a fraction of s3fs's time for a request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from opslog.backends.objects.backend import CONNECT_TIMEOUT, READ_TIMEOUT, Objec
 from opslog.backends.objects.refusals import NO_CREDENTIALS, no_bucket, no_credentials
 from opslog.errors import InvalidNameError, MissingFileError, OpslogError, RetryError, UsageError, WriteFailedError
 
-# Requests under way at one time.
+# The most requests under way at once.
 _AT_ONCE = 64
-# How many objects a listing has in one response, at most.
+# The most objects in one response to a listing.
 _PAGE = 1000
-# Of a whole request, should its bytes come one by one.
+# The limit for a whole request, in case its bytes come one by one.
 _TIMEOUT = timedelta(seconds=60)
 _UNKNOWN_TO_IT = 501
 # obstore's own message for a range behind the end, for storages that answer with a status other than 416.
@@ -32,26 +32,26 @@ _BEYOND = "Wanted range starting at"
 _STATUS = re.compile(r"status code: (\d{3})")
 
 
-# The generation of forks (`opslog.backends.forking`) in which obstore was used first.
+# The generation of forks (`opslog.backends.forking`) in which this process first used obstore.
 _used_in: int | None = None
 
 
 def is_usable() -> bool:
-    """Not in a child that was forked after obstore was used: it would hang there."""
+    """Whether obstore can be used: not in a child that was forked after obstore was used, where it would hang."""
     return _used_in in (None, forking.generation)
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    """The threads that wait for many requests at once, for all stores of this process."""
+    """The threads that wait for requests that are under way at once. All stores of this process share them."""
     return ThreadPoolExecutor(_AT_ONCE, "opslog-objects")
 
 
 class ObstoreDriver:
     """`opslog.backends.objects.backend.Driver` through obstore.
 
-    :param open_store: makes the store of obstore, from the settings given here.
-    :param url: of the bucket, for messages.
+    :param open_store: makes obstore's store from the settings that it is given.
+    :param url: the URL of the bucket, for messages.
     :param busy: the HTTP statuses by which this storage says that another request is changing the same object.
     :param delete_at_once: how many objects one request deletes.
     :param connect_timeout: in seconds.
@@ -87,7 +87,7 @@ class ObstoreDriver:
                 "read_timeout": timedelta(seconds=read_timeout),
                 "timeout": _TIMEOUT,
             },
-            # Only the caller of a conditional put knows the meaning of another attempt.
+            # No retries: only the caller of a conditional put knows what another attempt means.
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
         )
 
@@ -99,7 +99,8 @@ class ObstoreDriver:
         try:
             self._put(key, data, "create")
         except ObjectExists as error:
-            # Also the status of a conflict with another put under way, which does not say which of them will win.
+            # The status may also mean a conflict with another put under way, and does not say which of the two will
+            # win.
             return Put.UNKNOWN if _status(error) in self._busy else Put.EXISTS
         except (BaseError, OSError) as error:
             status = _status(error)
@@ -141,7 +142,7 @@ class ObstoreDriver:
         try:
             obstore.delete(self._store, list(keys))
         except FileNotFoundError:
-            # Some storages report this, and may have left the others alone.
+            # Some storages report this, and may then not have deleted the others.
             for key in keys if len(keys) > 1 else ():
                 self._delete([key])
         except (BaseError, OSError) as error:
@@ -169,7 +170,7 @@ class ObstoreDriver:
             return None
         except (BaseError, OSError) as error:
             if _status(error) == 416 or _BEYOND in str(error):
-                return b""  # it ends before the range begins
+                return b""  # the object ends before the range begins
             raise self._not_read(path, error) from error
 
     def _count(self, requests: int = 1) -> None:
@@ -189,7 +190,7 @@ class ObstoreDriver:
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status of a refusal, None if there was no response."""
+    """The HTTP status of a refusal; None: there was no response."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else None
 

@@ -11,7 +11,7 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not ex
 
 
 def no_credentials(url: str, reason: str) -> UsageError:
-    """The request was not even sent."""
+    """The error for a request that could not be sent for want of credentials."""
     return UsageError(
         f"{url}: {reason}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile of ~/.aws (AWS_PROFILE, "
         "or profile=), or give key= and secret=; for a public bucket, anon=True"

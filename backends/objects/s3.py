@@ -28,10 +28,10 @@ from opslog.errors import InvalidNameError, RetryError, UsageError
 # The settings that obstore can be given: the place of the bucket, the credentials, and the timeouts.
 UNDERSTOOD = {"endpoint_url", "key", "secret", "token", "anon", "profile", "client_kwargs", "config_kwargs"}
 
-# Those of `client_kwargs`.
+# Of these, the settings in `client_kwargs`.
 _PLACE = {"region_name", "endpoint_url"}
 
-# Those of `config_kwargs`.
+# Of these, the settings in `config_kwargs`.
 _PATIENCE = {"connect_timeout", "read_timeout"}
 
 
@@ -45,8 +45,8 @@ def open_url(
 ) -> ObjectBackend:
     """The backend of ``s3://bucket/prefix``.
 
-    :param create: does nothing here: an empty prefix is a store that does not exist, and costs nothing to open.
-    :param deadline_seconds: how long to find out the outcome of a put, before a `CommitUnknownError`.
+    :param create: has no effect: an empty prefix is a store that does not exist, and costs nothing to open.
+    :param deadline_seconds: how long to try to find out the outcome of a put, before a `CommitUnknownError`.
     :param lease_seconds: how long the lock of a compaction that crashed delays the next one.
     :param options: as of `s3fs.S3FileSystem`.
     """
@@ -69,7 +69,7 @@ def open_url(
 
 
 def _fastest(options: dict[str, Any]) -> str:
-    """obstore where it is installed, can be used, and understands all of the settings; otherwise s3fs."""
+    """The name of the driver: obstore if it is installed, usable, and understands all settings; otherwise s3fs."""
     if _not_understood(options) or find_spec("obstore") is None:
         return "s3fs"
     from opslog.backends.objects import obstore_driver
@@ -78,7 +78,7 @@ def _fastest(options: dict[str, Any]) -> str:
 
 
 def _not_understood(options: dict[str, Any]) -> list[str]:
-    """The settings that obstore cannot be given."""
+    """The settings that obstore does not understand."""
     inner = {"client_kwargs": _PLACE, "config_kwargs": _PATIENCE}
     unknown = [f"{name}[{key!r}]" for name in inner for key in sorted(options.get(name, {}).keys() - inner[name])]
     return sorted(options.keys() - UNDERSTOOD) + unknown
@@ -109,7 +109,7 @@ _DRIVERS: dict[str, Callable[[str, dict[str, Any]], Driver]] = {"obstore": _open
 
 
 def _settings(options: dict[str, Any]) -> dict[str, Any]:
-    """obstore's words for s3fs's."""
+    """The settings of s3fs, translated into those of obstore."""
     client, session = options.get("client_kwargs", {}), _session(options)
     region = client.get("region_name") or session.get_config_variable("region")
     settings: dict[str, Any] = {"region": region or "us-east-1"}

@@ -1,8 +1,8 @@
 """S3 through s3fs, which takes every possible setting.
 
-Settings that s3fs does not decide: no listing cache (it hides what others write), no instance cache (instances are
-shared between threads and do not survive a fork), and no retries of its own above botocore's connection handling,
-because only the caller of a conditional put knows what a retry means (`opslog.backends.objects.backend`).
+Three settings are fixed here: no listing cache (it hides what others write); no instance cache (instances are shared
+between threads and do not survive a fork); and no retries by s3fs beyond botocore's connection handling, because only
+the caller of a conditional put knows what a retry means (`opslog.backends.objects.backend`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ T = TypeVar("T")
 # The errors that botocore raises before it sends anything.
 _NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound)
 
-# Requests under way at one time.
+# The most requests under way at once.
 _AT_ONCE = 64
-# How many keys one request may name.
+# The most keys in one request.
 _DELETE_AT_ONCE = 1000
 
 _DEFAULTS: dict[str, Any] = {
@@ -151,14 +151,14 @@ class S3fsDriver:
             if status == 404:
                 return None
             if status == 416:
-                return b""  # it ends before the range begins
+                return b""  # the object ends before the range begins
             raise
         return b"" if empty else data
 
     async def _call(self, method: str, **arguments: Any) -> Any:
         with self._mutex:
             self._requests += 1
-        # The public method blocks, so bodies could not be read in parallel. The client below both would ignore the
+        # The public method blocks, so bodies could not be read in parallel. The client below it would ignore the
         # caller's settings.
         return await self._fs._call_s3(method, Bucket=self._bucket, **arguments)  # noqa: SLF001
 
@@ -197,13 +197,13 @@ def _session(profile: str | None, variables: frozenset[tuple[str, str]], generat
     """The session that clients are made from. Callers with equal settings share one: making it takes a third of a
     second."""
     session = AioSession(profile=profile)
-    # Asking first whether the server will accept the body would cost every put a second round trip.
+    # By default a put first asks whether the server will accept its body, which would cost a second round trip.
     session.unregister("before-call.s3", add_expect_header)
     return session
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of a refusal, None if there was no response. s3fs wraps errors in those of Python."""
+    """The HTTP status of a refusal; None: there was no response. s3fs wraps botocore's errors in Python's own."""
     for cause in (error, error.__cause__):
         if isinstance(cause, ClientError):
             return int(cause.response["ResponseMetadata"]["HTTPStatusCode"])

@@ -1,12 +1,12 @@
-"""A store on a server, as one more backend: each call is a request to ``opslog serve --store``.
+"""The backend of a store on a server: each call is a request to ``opslog serve --store``.
 
 What this file guarantees:
 
 - A call that changes something is carried out once, even if the network repeats, delays or loses requests, and even if
   the server is killed (`opslog.backends.remote.protocol`). If the outcome is still uncertain at the deadline, the call
   raises `CommitUnknownError`.
-- An agent's name is a session on the server. A client that sent no request while another one took the name is fenced:
-  its next append is refused, and nothing of it is in the log.
+- An agent's name is a session on the server. If a client sent no request for a while, and another client took the name,
+  the first one is fenced: its next append is refused, and nothing of it is in the log.
 - A lock is held until `LOCK_SECONDS` after it was taken or renewed. It saves work and protects nothing, as on object
   storages.
 - In a forked child every call raises `ClosedError`.
@@ -46,10 +46,11 @@ from opslog.logs import logger
 
 A = TypeVar("A", bound=Answer)
 
-# Below it a server has its stores.
+# The path below which a server has its stores.
 _REST = "/v1/store"
 
-# How long to try to say to a server that something is over. Where it does not hear it, that ends by itself.
+# How long to try to report to a server that a session or lock is over. If the report does not arrive, it ends by
+# itself.
 _FAREWELL_SECONDS = 3.0
 
 
@@ -59,8 +60,8 @@ class RemoteBackend(forking.ProcessBound):
     :param url: ``http://host:port/NAME``, or https; a path before the name is that of a proxy.
     :param token: the bearer token that the server requires; None: it requires none.
     :raises MissingStoreError: the server serves no such store.
-    :raises RetryError: it does not answer for ten seconds; where nobody listens at the address, that is said at once.
-    :raises UsageError: it wants another token.
+    :raises RetryError: it does not answer for ten seconds, or at once, if nobody listens at the address.
+    :raises UsageError: it requires another token.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class RemoteBackend(forking.ProcessBound):
         except WriteFailedError:
             raise
         except BaseException:
-            self.end_session(agent, session)  # the server may have begun it
+            self.end_session(agent, session)  # the server may have begun the session
             raise
         end = _as(protocol.At, answer).position
         assert end is not None
@@ -221,7 +222,7 @@ class RemoteBackend(forking.ProcessBound):
             except LockedError:
                 is_taken = False
                 raise
-            with suppress(RuntimeError):  # there can be no more threads; without it no harm is done
+            with suppress(RuntimeError):  # no more threads can start; without renewal no harm is done
                 renewing.start()
             yield
         finally:
@@ -229,7 +230,7 @@ class RemoteBackend(forking.ProcessBound):
             if is_taken and not self._is_forked:
                 if renewing.is_alive():
                     renewing.join()
-                with suppress(OpslogError):  # it ends by itself
+                with suppress(OpslogError):  # the lock ends by itself
                     self._settled(giving, _FAREWELL_SECONDS)
 
     def _renew(self, lock: protocol.Lock, done: threading.Event) -> None:
@@ -249,7 +250,8 @@ class RemoteBackend(forking.ProcessBound):
         return self._channel
 
     def end_session(self, agent: str, session: str) -> None:
-        """Let others have a name at once. If the server does not answer, they get it some time later."""
+        """Release a name, so that others can have it at once. If the server does not answer, they get it some time
+        later."""
         if self._channel.sessions.get(agent) == session:
             del self._channel.sessions[agent]
         with suppress(OpslogError):
@@ -303,7 +305,8 @@ class RemoteAppender(forking.BoundAppender):
     def append(self, data: bytes) -> Position:
         self._check_open()
         channel, end, floor = self._backend.channel, self._end, self._floor
-        # Remains set unless the append ends cleanly or fails cleanly: also after KeyboardInterrupt, for example.
+        # This stays set unless the append succeeds or fails with a certain outcome. So it is set after a
+        # KeyboardInterrupt.
         self._refusal = CommitUnknownError(
             "an earlier append was interrupted: close the store, open it again, and check which commits are there"
         )
@@ -332,7 +335,7 @@ class RemoteAppender(forking.BoundAppender):
 
     def advance(self, segment: int) -> None:
         if isinstance(self._refusal, AgentFencedError) and self._refusal.path and segment > self._floor:
-            self._refusal = None  # the caller has seen what is there, and goes on after it
+            self._refusal = None  # the caller has read what is there, and continues after it
         self._check_open()
         self._floor = max(self._floor, segment)
 
@@ -382,6 +385,6 @@ def _address(url: str) -> str:
 def open_url(url: str, *, create: bool = True, token: str | None = None) -> RemoteBackend:
     """The backend of ``http://host:port/NAME``; parameters as of `RemoteBackend`.
 
-    :param create: has no effect: the server has made the stores that it serves.
+    :param create: has no effect: the stores that a server serves exist already.
     """
     return RemoteBackend(url, token=token)

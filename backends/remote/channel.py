@@ -39,24 +39,24 @@ from opslog.errors import (
     WriteFailedError,
 )
 
-# In seconds: how long a connection may take, and then each part of a response. A server waits up to ten seconds for the
-# end of the shared log.
+# Seconds that a connection may take, and then each part of a response. A server waits up to ten seconds for the end of
+# the shared log.
 CONNECT_TIMEOUT, READ_TIMEOUT = 3.0, 30.0
 
-# How long to retry a call that changes something, and one that reads: as long as a server takes to restart.
+# How long to retry a call that changes something, and a call that reads: long enough for a restart of the server.
 DEADLINE_SECONDS = 60.0
 READ_DEADLINE_SECONDS = 10.0
 
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 2.0
 
-# Statuses of a server or proxy that has no response now; except with the first, it may have carried the request out.
+# Statuses of a server or proxy that cannot respond now. With all but the first, the request may have been carried out.
 _TOO_MANY = 429
 _NO_ANSWER = frozenset({408, _TOO_MANY, 500, 502, 503, 504})
 
 
 class _Lane:
-    """A sequence of calls of which one is under way at a time. `number` is that of the last one."""
+    """A sequence of calls, of which one at a time is under way. `number` is the number of the last one."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -66,8 +66,8 @@ class _Lane:
 class NoAnswerError(RetryError):
     """(internal) The outcome of a request is unknown.
 
-    :ivar was_sent: whether the server may have got it.
-    :ivar is_nobody: no server listens at the address, or it has no machine.
+    :ivar was_sent: whether the server may have got the request.
+    :ivar is_nobody: no server listens at the address, or the name has no address.
     """
 
     def __init__(self, message: str, was_sent: bool = True, is_nobody: bool = False) -> None:
@@ -80,7 +80,7 @@ class Channel:
     """The connection to one store on a server. Safe to use from many threads.
 
     :param address: the address to which its calls are posted.
-    :param url: how messages name the store.
+    :param url: the name of the store in messages.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class Channel:
             timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
             transport=transport,
-            # The system's certificates take long to load, and without TLS they are not needed.
+            # Without TLS the system's certificates are not needed, and loading them takes long.
             verify=True if address.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         )
         self._address = address
         self._url = url
         self._environment = environment
-        # By agent, since every request names them.
+        # The sessions by agent; every request names them.
         self.sessions: dict[str, str] = {}
         self._lanes: deque[_Lane] = deque()
         self._counting = threading.Lock()
@@ -114,8 +114,8 @@ class Channel:
     def read(self, call: Reading, *, waits: bool = True) -> Answer:
         """The answer to a call that changes nothing.
 
-        :param waits: also where no server listens, as while one is started anew.
-        :raises RetryError: there is none.
+        :param waits: whether to wait if no server listens, since one may be restarting.
+        :raises RetryError: there is no answer.
         :raises OpslogError: as the server's backend raised it.
         """
         now, pause = self._environment.monotonic, _PAUSE_SECONDS
@@ -130,13 +130,13 @@ class Channel:
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
     def change(self, make: Callable[[bool], Change], deadline_seconds: float = DEADLINE_SECONDS) -> Answer:
-        """The response to a call that changes something, which is carried out once.
+        """The response to a call that changes something. The call is carried out once.
 
         :param make: makes the call. Its argument says whether an earlier attempt may have been carried out by a server
             that no longer knows of it.
         :param deadline_seconds: how long to retry while there is no response.
-        :raises WriteFailedError: no server was reached; nothing was changed.
-        :raises CommitUnknownError: it is unknown whether it was carried out.
+        :raises WriteFailedError: no server was reached, and nothing was changed.
+        :raises CommitUnknownError: it is unknown whether the call was carried out.
         :raises OpslogError: as the server's backend raised it.
         """
         now, pause = self._environment.monotonic, _PAUSE_SECONDS
@@ -154,7 +154,7 @@ class Channel:
                 self._environment.sleep(pause)
                 pause = min(2 * pause, _PAUSE_SECONDS_MAX)
             except (UsageError, MissingStoreError, WriteFailedError, ClosedError) as error:
-                # This attempt was refused, which says nothing about an earlier one.
+                # This attempt was refused. That says nothing about an earlier attempt.
                 if was_sent:
                     self._give_up(error, was_sent=True)
                 raise
@@ -184,8 +184,8 @@ class Channel:
         ) from error
 
     def _send(self, call: AnyCall, lane: _Lane | None = None) -> Answer:
-        """The response to a request. For one that reads, an error in it is raised; for one that changes, it is
-        returned."""
+        """The response to a request. If the response is an error, it is raised for a call that reads, and returned for
+        a call that changes something."""
         with self._counting:
             self.requests += 1
         where = ("", 0) if lane is None else (lane.name, lane.number + 1)
@@ -224,7 +224,7 @@ class Channel:
         """A request that the server answers line by line (`opslog.server.http.rest.announcing`).
 
         :raises NoAnswerError: there is no answer.
-        :raises OpslogError: it is refused.
+        :raises OpslogError: the request is refused.
         """
         with self._counting:
             self.requests += 1
@@ -265,15 +265,15 @@ class Channel:
         raise UsageError(f"{self._url} refused: {status} ({reason})")
 
     def close(self) -> None:
-        """Give back connections."""
+        """Close the connections."""
         self._client.close()
 
 
 def _is_nobody(error: httpx.RequestError) -> bool:
-    """Whether a connection was refused, or a name leads nowhere. Anything else may be the network's doing, also a name
-    server that does not answer.
+    """Whether a connection was refused, or a name has no address. Any other error may be temporary, such as that of a
+    name server that does not answer.
 
-    Only the first error of the system counts: behind it may be what the caller is just handling, such as a refused
+    Only the first error of the system counts. Behind it may be an error that the caller is handling, such as a refused
     connection to somewhere else. And without a ConnectError this request may have been sent.
     """
     cause: BaseException | None = error if isinstance(error, httpx.ConnectError) else None

@@ -24,10 +24,10 @@ _JOIN_SECONDS = CONNECT_TIMEOUT
 class Listener:
     """Keeps a request open as long as somebody is subscribed. Safe to use from many threads.
 
-    Guarantee: after every write since the last call of a subscriber's function, the function is called again once the
-    write can be read. This also holds after the connection was lost, since each new one begins with such a call.
+    Guarantee: if something is written after the last call of a subscriber's function, the function is called again once
+    the write can be read. This also holds after a connection was lost, because each new one begins with such a call.
 
-    :ivar is_live: whether the guarantee holds now; while it does not, subscribers have to poll.
+    :ivar is_live: whether the guarantee holds now. While it does not, subscribers have to poll.
     """
 
     def __init__(self, channel: Channel, environment: Environment) -> None:
@@ -44,12 +44,12 @@ class Listener:
             self._subscribers = [*self._subscribers, changed]
             if self._reading is None:
                 reading = _Reading(self, self._channel, self._environment)
-                with suppress(RuntimeError):  # there can be no more threads: then whoever waits has to ask
+                with suppress(RuntimeError):  # no more threads can start; then subscribers have to poll
                     reading.thread.start()
                     self._reading = reading
 
     def unsubscribe(self, changed: Callable[[], None]) -> None:
-        """Stop calling this function. When the last one is gone, the request ends. Idempotent, and does not wait."""
+        """Stop calling this function. The request ends with the last subscriber. Idempotent; does not wait."""
         with self._lock:
             self._subscribers = [each for each in self._subscribers if each is not changed]
             if not self._subscribers:
@@ -69,8 +69,8 @@ class Listener:
         """End the request. Waits for the thread, but not for a server that sends nothing at all."""
         with self._lock:
             thread = None if self._reading is None else self._reading.thread
-            # First of all, so that no subscriber that is about to wait finds `is_live` false and nothing changed. It
-            # would poll a closed store, and wait its whole interval before.
+            # Notify subscribers first. Otherwise a subscriber that is about to wait would find `is_live` false and no
+            # change. It would then wait its whole interval, before it polls a closed store.
             for changed in self._subscribers:
                 changed()
             self._subscribers = []
@@ -97,14 +97,15 @@ class _Reading:
         self.thread = threading.Thread(target=self._run, name="opslog-listener", daemon=True)
 
     def end(self) -> None:
-        """Stop reading. From any thread."""
+        """Stop reading. May be called from any thread."""
         self._ended.set()
         response = self._response
         stream = None if response is None else response.extensions.get("network_stream")
         connection = None if stream is None else stream.get_extra_info("socket")
         if connection is not None:
-            with suppress(OSError):  # it has ended by itself
-                # The thread waits in it. Not the method of a socket with TLS, which is taken apart at once.
+            with suppress(OSError):  # the connection has ended by itself
+                # The thread waits for this socket. `shutdown` of a TLS socket would discard its TLS state under the
+                # thread.
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def _run(self) -> None:
@@ -114,7 +115,7 @@ class _Reading:
             try:
                 self._read()
             except NoAnswerError as error:
-                self._note_silence(str(error), READ_DEADLINE_SECONDS)  # a server may restart within that time
+                self._note_silence(str(error), READ_DEADLINE_SECONDS)  # within that time a server may have restarted
             except OpslogError as error:
                 self._note_silence(str(error), 0.0)
             # A server that is stopping ends each response at once, and a proxy may do the same.

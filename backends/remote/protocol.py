@@ -1,17 +1,17 @@
 """The protocol between a remote backend and the server: one call and one answer for each request, in MessagePack.
 
 ``POST …/v1/store/NAME/storage`` carries a `Request`, and is answered by an `Answer`. The calls are those of
-`opslog.backends.contract`, but for two things that a network makes different:
+`opslog.backends.contract`, with two differences that a network requires:
 
-- **A call that changes something has a number on a lane.** A lane is a sequence of calls, one after the other; the
-  server creates it. A repeated call gets the same answer again, and a delayed call, after the next one of its lane, is
-  refused. So a network that repeats and delays requests carries out none of them twice. A restarted server knows no
-  lanes. A client that learns this takes another one, and says with `again` that an earlier attempt may have been
-  carried out: the server then compares what is there with what was to be written.
+- **A call that changes something has a number on a lane.** A lane is a sequence of calls, one after the other, which
+  the server creates. A repeated call gets the same answer again. A delayed call, which arrives after the next call of
+  its lane, is refused. So no request is carried out twice, even if a network repeats and delays requests. A restarted
+  server knows no lanes. A client that finds this out takes a new lane, and says with `again` that an earlier attempt
+  may have been carried out. The server then compares what is there with what was to be written.
 - **A name is a session.** `OpenLog` begins it. While it lasts, the server holds the name, as any process that writes a
-  log there. Each request of its client renews it, and `SESSION_SECONDS` after the last one the name is free. If a
-  request comes after that, or after a restart of the server, the session goes on, unless another session has followed
-  it or the log was written since.
+  log there does. Each request of the client renews the session, and `SESSION_SECONDS` after the last request the name
+  is free. If a request comes after that, or after a restart of the server, the session continues, unless another
+  session has followed it or the log was written since.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import msgspec
 from opslog import errors
 from opslog.errors import OpslogError
 
-# Of the calls; a server refuses other versions.
+# The version of the calls; a server refuses other versions.
 VERSION = 1
 
 CONTENT_TYPE = "application/vnd.opslog.storage+msgpack"
 
-# How long after its last request a session keeps others from its name.
+# How long a session keeps others from its name after its last request.
 SESSION_SECONDS = 60.0
 
 # How long a lock is held after it was last taken or renewed.
@@ -103,8 +103,8 @@ class Persist(msgspec.Struct, tag="persist", frozen=True):
 class OpenLog(msgspec.Struct, tag="open_log", frozen=True):
     """Begin a session: become the one writer of a log.
 
-    :ivar session: a name for it that no other session has.
-    :ivar holder: the process that wants it, for the messages of others.
+    :ivar session: a name that no other session has.
+    :ivar holder: the process that opens the log, for messages to others.
     """
 
     agent: str
@@ -115,7 +115,7 @@ class OpenLog(msgspec.Struct, tag="open_log", frozen=True):
 class Append(msgspec.Struct, tag="append", frozen=True):
     """`Appender.append`, and `Appender.advance` before it.
 
-    :ivar floor: the segment named in `advance`; 0: none.
+    :ivar floor: the segment that `advance` was called with; 0: it was not called.
     :ivar end: the last segment of the log, and its size, as the session left it.
     """
 
@@ -167,9 +167,9 @@ AnyCall = Reading | Change
 
 
 class Request(msgspec.Struct, frozen=True):
-    """:ivar lane: empty for calls that change nothing.
-    :ivar number: of this call on its lane, from 1.
-    :ivar sessions: those of the client, each by its agent.
+    """:ivar lane: the name of the lane; empty for calls that change nothing.
+    :ivar number: the number of this call on its lane, from 1.
+    :ivar sessions: the sessions of the client, by agent.
     """
 
     version: int
@@ -193,8 +193,8 @@ class FilesAndLogs(msgspec.Struct, tag="files_and_logs", frozen=True):
 
 
 class Contents(msgspec.Struct, tag="contents", frozen=True):
-    """The bytes of files; None for a file that does not exist. At least one part; if all of them are too much for one
-    answer, as many as fit."""
+    """The bytes of files; None for a file that does not exist. If all of them are too long for one answer, it has as
+    many as fit, and at least one."""
 
     parts: list[bytes | None]
 
@@ -202,8 +202,8 @@ class Contents(msgspec.Struct, tag="contents", frozen=True):
 class Storage(msgspec.Struct, tag="storage", frozen=True):
     """:ivar segments_grow: as of `Backend`.
     :ivar lists_with_logs: whether the server knows `ListWithLogs`. Older servers do not say.
-    :ivar announces: whether a GET of the same address is answered by events: one at once, and one whenever something
-        was written. Older servers do not say.
+    :ivar announces: whether the server answers a GET of the same address with events: one at once, and one after each
+        write. Older servers do not say.
     """
 
     segments_grow: bool
@@ -212,7 +212,7 @@ class Storage(msgspec.Struct, tag="storage", frozen=True):
 
 
 class Value(msgspec.Struct, tag="value", frozen=True):
-    """The time, or a yes or no."""
+    """A time, or yes or no."""
 
     number: float
 
@@ -224,12 +224,12 @@ class Lane(msgspec.Struct, tag="lane", frozen=True):
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """It is done."""
+    """The call was carried out."""
 
 
 class At(msgspec.Struct, tag="at", frozen=True):
-    """A position in a log: where an append begins, or where the log of a new session ends. None: the log goes on
-    behind the given end, and nothing was written."""
+    """A position in a log: where an append begins, or where the log of a new session ends. None: the log has more after
+    the given end, and nothing was written."""
 
     position: tuple[int, int] | None
 
