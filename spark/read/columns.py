@@ -1,4 +1,4 @@
-"""Records and commits as columns in the Arrow format, as Spark takes them. Without Spark.
+"""Records and commits as columns of Arrow, the form that Spark takes. Does not use Spark.
 
 Text is passed as the stored bytes, as one buffer per column: documents are never decoded on the way.
 """
@@ -17,10 +17,10 @@ from opslog.tables.arrow import texts
 
 T = TypeVar("T")
 
-# How many rows are passed together, at most.
+# The most rows that are passed together.
 ROWS = 10_000
 
-# How many bytes of documents are passed together; a longer document is passed by itself.
+# The most bytes of documents that are passed together. A longer document is passed by itself.
 BYTES = 8 * 1024 * 1024
 
 STATE = pa.schema(
@@ -137,7 +137,7 @@ def op_bytes(op: Op) -> int:
 
 
 def chunks(items: Iterable[T], size: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
-    """Items in groups that are passed together; `size`: how many bytes of documents an item has."""
+    """Items in groups that are passed together. `size` returns the bytes of documents in an item."""
     return packed(items, size, BYTES, ROWS)
 
 

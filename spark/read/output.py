@@ -1,7 +1,7 @@
-"""Files of a store's state, from the table that `opslog.spark.replay` made. `opslog.bulk.replay` writes the same from
-memory.
+"""Writes a store's state into files, from the table that `opslog.spark.replay` made. `opslog.bulk.replay` writes the
+same files from memory.
 
-Each task writes its share. So all of Spark's machines must see the directory under the same name.
+Each task writes its share, so all machines of Spark must see the directory under the same name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opslog.format.manifest import Part, Settings
 from opslog.format.snapshot import Row, build_parts
 from opslog.spark.errors import brief
 
-# What a task reports for each file that it has written.
+# The row that a task returns for each file that it has written.
 _WRITTEN = pa.schema(
     [
         ("records", pa.int64()),
@@ -43,10 +43,10 @@ _WRITTEN = pa.schema(
 )
 _WRITTEN_DDL = "records long, guarded long, clock long, ts string, part binary"
 
-# How many names there are for the parts of a run.
+# The number of names for the parts of a run.
 _PARTS_MAX = 100_000
 
-# How much of a store one task sorts and writes.
+# The bytes of a store that one task sorts and writes.
 _RANGE_BYTES = 32 * 1024 * 1024
 
 
@@ -62,11 +62,11 @@ def write_state(
     variant: bool = False,
 ) -> int:
     """Write all documents into a directory that is empty or does not exist, as `opslog.bulk.replay.write_state` does,
-    but in several files, and, except in a store, in no particular order.
+    but into several files. Except in a store, they are in no particular order.
 
     :param settings, clock: of the store that is written.
-    :param bytes: about how much there is.
-    :param variant: in Parquet, `data` as VARIANT: it can be queried, but is not exactly the stored text.
+    :param bytes: about how many there are.
+    :param variant: in Parquet, write `data` as VARIANT. It can be queried, but is not exactly the stored text.
     :returns: the number of documents.
     :raises UsageError: the directory is not empty.
     """
@@ -94,7 +94,7 @@ def write_state(
 
 
 def _renumbered(directory: Path, run: str, part: Part, number: int) -> Part:
-    """A part under its number among all parts; the tasks left gaps between their numbers."""
+    """Rename a part to its number among all parts, because the tasks left gaps between their numbers."""
     path = part_path(run, number)
     for old, new in ((part.path, path), (index_path(part.path), index_path(path))):
         (directory / old).rename(directory / new)
@@ -125,7 +125,7 @@ def _write_lines(batches: Iterator[pa.RecordBatch], directory: str) -> Iterator[
     if first is None:
         return
     path = os.path.join(directory, f"part-{context.partitionId():05}.jsonl")
-    # Of two attempts at once, each writes its own file, and the last one's stays.
+    # If two attempts run at once, each writes a file of its own, and that of the last one stays.
     temporary = f"{path}.{context.taskAttemptId()}"
     count = 0
     with open(temporary, "xb") as out:
@@ -140,9 +140,9 @@ def _write_lines(batches: Iterator[pa.RecordBatch], directory: str) -> Iterator[
 
 @brief
 def _write_parts(batches: Iterator[pa.RecordBatch], directory: str, run: str, numbers: int) -> Iterator[pa.RecordBatch]:
-    """The parts of a run with the rows of this task, which come in order of id.
+    """Write the parts of a run that have the rows of this task, which come in order of id.
 
-    :param numbers: how many names for parts each task has.
+    :param numbers: the number of names for parts that each task has.
     """
     first, clock, ts, guarded = _context().partitionId() * numbers, 0, "", 0
 
@@ -161,7 +161,7 @@ def _write_parts(batches: Iterator[pa.RecordBatch], directory: str, run: str, nu
             for path, data in ((part.path, file.data), (index_path(part.path), file.index)):
                 try:
                     target.create(path, data)
-                except AlreadyExistsError:  # by another attempt, which had the same rows
+                except AlreadyExistsError:  # another attempt, with the same rows, has created it
                     if target.read(path) != data:
                         raise
             yield _written(part.records, guarded, clock, ts, msgspec.json.encode(part))

@@ -1,15 +1,16 @@
-"""The plan of a Spark job, made once, by the driver: plain values that are small to pickle. Without Spark.
+"""The plan of a Spark job: plain values that are small to pickle. The driver makes it once. Does not use Spark.
 
-It follows from one survey of the store (`opslog.log.survey`) without another listing, and each task reads only the
+The plan follows from one survey of the store (`opslog.log.survey`), without another listing. Each task reads only the
 files and bytes that it is given. So all tasks of a job, also retried ones, see the same store, whatever is written
 meanwhile:
 
-- A slice of a log ends where the log ended in the listing. Bytes behind that were written later, and are not read.
+- A slice of a log ends where the log ended in the listing. Bytes after that were written later, and are not read.
 - A part of a run, an archive, and the bytes of a log that were listed never change.
 - A file that a compaction collects stays for the store's grace period after the manifest that needed it was superseded.
-  A task that comes later finds a file missing, and says so; it never reads another one in its place.
+  A task that comes later fails because a file is missing; it never reads another file in its place.
 
-A log is cut anywhere: a line belongs to the slice in which its first byte lies (`opslog.spark.read.splits` reads them).
+A log can be divided at any byte: a line belongs to the slice that has its first byte (`opslog.spark.read.splits` reads
+slices).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from opslog.log.survey import Survey, check_reaches, survey, survey_history
 from opslog.merge.undo import reachable_after
 from opslog.snapshot.manifests import ManifestStore
 
-# How much one task reads: a few seconds of work, and a segment of a directory. A task holds a few times as much in
+# The bytes that one task reads: a few seconds of work, and one segment of a directory. A task takes a few times as much
 # memory.
 SPLIT_BYTES = 64 * 1024 * 1024
 
@@ -38,7 +39,7 @@ SPLIT_BYTES = 64 * 1024 * 1024
 class Log(msgspec.Struct, frozen=True):
     """A log from `start` on, as it was listed.
 
-    :ivar segments: from the segment of `start` on, without gaps; empty if nothing was written since.
+    :ivar segments: from the segment of `start` on, without gaps; empty if nothing was written since then.
     """
 
     agent: str
@@ -52,24 +53,24 @@ class Log(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """How many bytes it has from `start` on."""
+        """The number of bytes from `start` on."""
         return sum(segment.bytes for segment in self.segments) - (self.start.offset if self.segments else 0)
 
 
 class JobSurvey(Survey, frozen=True):
-    """A survey for a job, from which the job takes the input of each task.
+    """The survey from which a job takes the input of each task.
 
-    :ivar logs: the logs behind the manifest's cut, or everything that is retained, in order of agents.
+    :ivar logs: the logs after the manifest's cut, or all that is retained of them, in order of agents.
     """
 
     logs: tuple[Log, ...]
 
 
 def survey_state(backend: Backend, as_of: Point | None = None) -> JobSurvey:
-    """The sources of a state: the snapshot of a manifest and the logs behind its cut. Costs and errors as of
+    """The sources of a state: the snapshot of a manifest, and the logs after its cut. Costs and errors as of
     `opslog.log.survey.survey`, and:
 
-    :param as_of: begin at a manifest that saw nothing beyond this point; the logs go on beyond it.
+    :param as_of: take a manifest with nothing later than this point; the logs may extend beyond it.
     :raises HistoryGoneError: that point was compacted away.
     :raises UsageError: it lies in the future.
     """
@@ -83,8 +84,10 @@ def survey_state(backend: Backend, as_of: Point | None = None) -> JobSurvey:
 
 
 def _check_past(backend: Backend, as_of: Point, found: JobSurvey) -> None:
-    """:raises UsageError: the point lies in the future. Reads nothing for a clock up to the newest manifest, and
-    for a time up to now; for other clocks the ends of logs, for other times all behind the cut.
+    """Check that the point does not lie in the future. Reads nothing for a clock up to that of the newest manifest, or
+    for a time up to now. For other clocks it reads the ends of logs, for other times all logs after the cut.
+
+    :raises UsageError: the point lies in the future.
     """
     newest = ManifestStore(backend).newest()
     if isinstance(as_of, int) and as_of <= newest.clock:
@@ -103,10 +106,10 @@ def _check_past(backend: Backend, as_of: Point, found: JobSurvey) -> None:
 
 
 def survey_retained(backend: Backend, as_of: Point | None = None) -> JobSurvey:
-    """Every commit that is retained, as `Store.ops` has them: each log from the segment that has the cut of the oldest
-    retained manifest. Costs and errors as of `survey_state`, and one more listing and read.
+    """All retained commits, as in `Store.ops`: each log from the segment with the cut of the oldest retained manifest
+    on. Costs and errors as of `survey_state`, and one more listing and read.
 
-    :param as_of: is only checked: all logs go on beyond it.
+    :param as_of: only checked; all logs may extend beyond it.
     """
     found = survey_history(ManifestStore(backend), _retained)
     if as_of is not None:
@@ -115,7 +118,7 @@ def survey_retained(backend: Backend, as_of: Point | None = None) -> JobSurvey:
 
 
 def tails(found: Survey) -> JobSurvey:
-    """The logs behind the manifest's cut."""
+    """The logs after the manifest's cut."""
     logs = (_log(found, agent, found.manifest.cut.get(agent, START)) for agent in sorted(found.segments))
     return JobSurvey(found.manifest, found.cursors, found.segments, tuple(logs))
 
@@ -155,8 +158,8 @@ class LogSplit(msgspec.Struct, frozen=True):
 
     :ivar slices: in order, without gaps.
     :ivar begins: whether a line is known to begin at the first slice.
-    :ivar end: the last segment of the listing, and its length then. Later lines may be read up to there, because undos
-        among them may cancel commits of this split.
+    :ivar end: the last segment of the listing, and its length then. A task reads later lines up to there, as far as
+        undos among them may cancel commits of this split.
     """
 
     agent: str
@@ -170,12 +173,12 @@ class LogSplit(msgspec.Struct, frozen=True):
 
 
 def split_logs(logs: Iterable[Log], split_bytes: int = SPLIT_BYTES) -> list[LogSplit]:
-    """Logs in splits of about so many bytes each, or fewer."""
+    """The splits of logs, each of at most about `split_bytes`."""
     return [split for log in logs for split in _split(log, max(1, split_bytes))]
 
 
 def split_before(log: Log, position: tuple[int, int], split_bytes: int = SPLIT_BYTES) -> list[LogSplit]:
-    """The splits of a log up to a position, such as a new cut; undos behind it still count."""
+    """The splits of a log up to a position, such as a new cut. Undos after it still count."""
     segments = takewhile(lambda segment: (segment.number, 0) < position, log.segments)
     kept = [segment._replace(bytes=position[1]) if segment.number == position[0] else segment for segment in segments]
     whole = {segment.number: segment.bytes for segment in log.segments}
@@ -190,7 +193,7 @@ def split_before(log: Log, position: tuple[int, int], split_bytes: int = SPLIT_B
 
 
 def _split(log: Log, split_bytes: int, room: int | None = None) -> Iterator[LogSplit]:
-    """:param room: what the first split may cost, if less than the others."""
+    """:param room: the most that the first split may cost, if less than the others."""
     slices: list[Slice] = []
     begins, room = True, room or split_bytes
     for number, size, _ in log.segments:
@@ -211,7 +214,8 @@ def _split(log: Log, split_bytes: int, room: int | None = None) -> Iterator[LogS
 
 
 def share(logs: Iterable[Log], task_bytes: int) -> list[tuple[LogSplit, ...]]:
-    """Divide logs among tasks of about equal cost; the last may cost less. A task has at most one split of each log."""
+    """Divide logs among tasks of about equal cost; the last one may cost less. A task has at most one split of a
+    log."""
     tasks: list[tuple[LogSplit, ...]] = []
     together: list[LogSplit] = []
     room = task_bytes = max(1, task_bytes)
@@ -229,16 +233,16 @@ def share(logs: Iterable[Log], task_bytes: int) -> list[tuple[LogSplit, ...]]:
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """The recent commits of a log, which an undo may still reach: everything before them is settled.
+    """The recent commits of a log, which an undo may still reach. Everything before them is settled.
 
-    :ivar position: where they begin, which will be the next cut; the end of the log if there are none.
+    :ivar position: where they begin, which will be the next cut; if there are none, the end of the log.
     :ivar end: the position of a reader that has read all of the log.
     :ivar there: as of `Cut`.
-    :ivar commits: how many they are.
-    :ivar clock: the greatest clock in the log behind its start, 0 if nothing is there.
-    :ivar ts: the greatest `ts` among the recent commits alone, empty if there are none.
-    :ivar ids: the documents of those that are not cancelled.
-    :ivar oldest: the clock of the oldest that has documents and is not cancelled; 0: there is none.
+    :ivar commits: the number of recent commits.
+    :ivar clock: the greatest clock in the log from its start on; 0: there are no commits.
+    :ivar ts: the greatest `ts` of the recent commits alone; empty if there are none.
+    :ivar ids: the documents of recent commits that are not cancelled.
+    :ivar oldest: the clock of the oldest recent commit that has documents and is not cancelled; 0: there is none.
     """
 
     position: tuple[int, int]
@@ -251,7 +255,7 @@ class Recent(msgspec.Struct, frozen=True):
     oldest: int = 0
 
     def cut(self, commits: int) -> Cut:
-        """The new cut. `commits`: how many commits of the log lie before its end, compacted ones included."""
+        """The new cut. `commits` is the number of commits before the end of the log, compacted ones included."""
         return Cut(*self.position, commits - self.commits, there=self.there)
 
     def log_end(self, cut: Cut) -> Cut:
@@ -287,8 +291,8 @@ def find_recent(backend: Backend, log: Log, window: int) -> Recent:
 
 
 def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tuple[int, int], Commit]]:
-    """The commits of a log with their positions, the newest first. If segments are fetched in groups, a group has as
-    many as are likely to be needed."""
+    """The commits of a log with their positions, newest first. If segments are fetched in groups, a group has as many
+    segments as are likely to be needed."""
     cursor, segments = Cursor.at(log.agent, log.start), list(log.segments)
     source = log_source(backend, {log.agent: cursor}, {log.agent: segments[-window - 1 :]}, newest_first=True)
     for chunk in cursor.read_newest_first(source, segments):

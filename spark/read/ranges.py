@@ -1,6 +1,6 @@
-"""Ranges of ids. Sorted data is split by them, so that each task can assemble its documents alone.
+"""Ranges of ids. Sorted data is divided by them, so that each task can assemble its documents alone.
 
-Without Spark."""
+Does not use Spark."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from opslog.snapshot.runs import read_blocks, read_index, read_part
 from opslog.spark.read.planning import Log, split_logs
 from opslog.spark.read.splits import find_line
 
-# The number of positions in the logs from which ids are sampled, to cut ranges of similar size. A range that is twice
-# as large as another does no harm.
+# The number of positions in the logs at which ids are sampled, to make ranges of similar size. If a range is twice as
+# large as another, that does no harm.
 _SAMPLES = 64
 
 _SAMPLE_BYTES = 64 * 1024
@@ -42,7 +42,7 @@ class IdRange(msgspec.Struct, frozen=True):
         return first in self and last in self
 
     def common(self, other: IdRange) -> IdRange | None:
-        """The intersection, None if it is empty."""
+        """The intersection; None: it is empty."""
         ends = [until for until in (self.until, other.until) if until is not None]
         both = IdRange(max(self.first, other.first), min(ends, default=None))
         return both if both.until is None or both.first < both.until else None
@@ -63,7 +63,7 @@ ALL = IdRange()
 
 
 def cut_ranges(weights: Iterable[tuple[str, int]], limit: int) -> list[IdRange]:
-    """Ranges that weigh about `limit` each and together cover all ids.
+    """Ranges that together cover all ids, with a weight of about `limit` each.
 
     :param weights: (id, weight from this id on), in any order.
     """
@@ -83,7 +83,7 @@ def part_weights(runs: Iterable[Run]) -> list[tuple[str, int]]:
 
 
 def log_weights(backend: Backend, logs: tuple[Log, ...]) -> list[tuple[str, int]]:
-    """Ids from positions throughout some logs, each with its share of their bytes."""
+    """Ids sampled throughout some logs, each with the share of the bytes for which it stands."""
     total = sum(log.bytes for log in logs)
     ids: list[str] = []
     for split in split_logs(logs, total // _SAMPLES + 1):
@@ -92,7 +92,7 @@ def log_weights(backend: Backend, logs: tuple[Log, ...]) -> list[tuple[str, int]
         start = slice_.start if split.begins else find_line(backend, path, slice_.start, stop)
         if start is not None:
             data = backend.read(path, start, stop)
-            # Stops at zeros: only a reader of the whole end of the segment can say whether they are a torn tail or
+            # Stop at zeros: only a reader of the whole end of the segment can find out whether they are a torn tail or
             # damage.
             data = data.partition(b"\0")[0]
             lines = data[: data.rfind(b"\n") + 1]

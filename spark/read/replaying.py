@@ -1,4 +1,4 @@
-"""The whole state of a store, however long its logs are: one pass over them and one shuffle."""
+"""Replays the whole state of a store, whatever the length of its logs: one pass over them, and one shuffle."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from opslog.spark.read.tasks import read_task
 from opslog.spark.read.views import TAIL_BYTES, CandidatesView, StateView, Task, View
 from opslog.spark.stores import open_store, url_of
 
-# How much one task reads at most: the work lost if it fails, and its memory if no document was written twice.
+# The most bytes that one task reads. If the task fails, the work on them is lost. If no document was written twice, the
+# task holds as much in memory.
 _TASK_BYTES_MAX = 768 * 1024 * 1024
 
-# How much of the shuffle one task sorts.
+# The bytes of the shuffle that one task sorts.
 _SHUFFLE_BYTES = 32 * 1024 * 1024
 
 # This many bytes of a store make about one byte in the shuffle.
@@ -46,19 +47,19 @@ def replay(
     """The documents of a store, with columns ``id, data, clock, agent, ts, v, by, tx``: the rows of `Store.records`, in
     no particular order.
 
-    Every task reads a share of the logs and of the snapshot and passes on the best record that it saw of each document;
-    one shuffle by id finds the best of all. A task's memory does not depend on the length of the logs, and Spark
-    spills to disk what a shuffle cannot keep in memory. If the logs behind the snapshot are short, there is no shuffle:
-    their winners are sent to the tasks that read the snapshot.
+    Every task reads a share of the logs and of the snapshot, and passes on the best record that it read of each
+    document. One shuffle by id finds the best of all. A task's memory does not depend on the length of the logs, and
+    Spark spills to disk what a shuffle cannot keep in memory. If the logs after the snapshot are short, there is no
+    shuffle: their winners are sent to the tasks that read the snapshot.
 
-    The DataFrame is the state at this call, whatever is written later, in each action that reads it. Its files may be
-    collected once compactions have replaced them for longer than the store's grace period. An action then raises
+    In every action the DataFrame has the state at this call, whatever is written later. Its files may be collected once
+    they have been superseded by compactions for longer than the store's grace period. An action then raises
     `RetryError`; call `replay` again.
 
-    :param url: any URL that `opslog.open` takes, but for ``memory://``; workers must reach it, too.
+    :param url: any URL that `opslog.open` takes, except ``memory://``; workers must reach it, too.
     :param as_of: the state at a clock, or at a time with a zone.
-    :param partitions: how many tasks the shuffle has; if given, there is always a shuffle. None: according to the size
-        of the store, at least two for each core.
+    :param partitions: the number of tasks of the shuffle; if given, there is always a shuffle. None: by the size of the
+        store, at least two for each core.
     :param storage_options: the options of the backend.
     :raises NotFoundError: there is no store.
     :raises HistoryGoneError: the state at `as_of` was compacted away.
@@ -71,8 +72,8 @@ def replay(
             return _rows_of(spark, path, storage_options, state, state.tasks(backend, found))
         candidates = CandidatesView(as_of, _task_bytes(spark, found))
         tasks = candidates.tasks(found)
-    # The hash first: comparing hashes is cheaper than comparing ids with a common beginning. Agents are compared by
-    # their UTF-8 bytes, which is the order of code points, as in the library.
+    # The hash comes first, because comparing hashes is cheaper than comparing ids with a common beginning. Agents are
+    # compared by their UTF-8 bytes. That is the order of code points, as in the library.
     best = F.max_by(F.struct("data", "clock", "agent", "ts", "v", "by", "tx"), F.struct(*stamps.FIELDS))
     return (
         _rows_of(spark, path, storage_options, candidates, tasks)
@@ -85,10 +86,9 @@ def replay(
 
 
 def _rows_of(spark: SparkSession, url: str, options: dict[str, Any], view: View, tasks: list[Task]) -> DataFrame:
-    """The rows of a view's tasks. Planned here and not by Spark's data source, which takes three Python processes for
-    it."""
-    # Each task is serialised by itself, so that a worker need not decode all others; the segments of a log compress
-    # well.
+    """The rows of a view's tasks. The plan is made here, because Spark's data source would start three Python processes
+    for it."""
+    # Each task is serialised by itself, so that a worker need not decode all others. Lists of segments compress well.
     packed = [zlib.compress(pickle.dumps(task), 1) for task in tasks]
     work = partial(_read_tasks, url=url, options=options, view=view, tasks=packed)
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(work, ddl(view.schema))
@@ -104,8 +104,8 @@ def _read_tasks(
 
 
 def _task_bytes(spark: SparkSession, found: JobSurvey) -> int:
-    """How much one task reads. On one machine an equal share for each core, as far as there is memory for all;
-    elsewhere the default, since a worker's memory is not known."""
+    """The bytes that one task reads. On one machine each core gets an equal share, as far as the memory suffices for
+    all. Elsewhere it is the default, since a worker's memory is not known."""
     if not _is_local(spark):
         return SPLIT_BYTES
     cores = _cores(spark)
@@ -124,7 +124,7 @@ def _is_local(spark: SparkSession) -> bool:
 
 
 def _cores(spark: SparkSession) -> int:
-    """How many tasks run at once; a guess if Spark runs elsewhere and does not report it."""
+    """The number of tasks that run at once; a guess, if Spark runs elsewhere and does not report it."""
     if hasattr(spark, "_jsparkSession"):
         return spark.sparkContext.defaultParallelism
     return int(spark.conf.get("spark.default.parallelism", None) or os.cpu_count() or 1)

@@ -1,9 +1,9 @@
-"""Reading slices of logs, so that all tasks together find what one reader of the whole log would. Without Spark.
+"""Reads slices of logs, so that all tasks together find what one reader of the whole log would. Does not use Spark.
 
-A line belongs to the split in which its first byte lies. An undo cancels a commit of the last `undo_window` before it,
-so it takes that many commits after a commit to know whether it is cancelled. A split therefore reads that many behind
-its own end. Those commits enter the merge without their records, only as positions in the log, undos and seals: another
-split reports their records.
+A line belongs to the split that has its first byte. An undo cancels one of the `undo_window` commits before it. So only
+the commits up to `undo_window` after a commit show whether it is cancelled, and a split reads that many commits after
+its own end. They enter the merge without their records, only as positions in the log, undos and seals; another split
+reports their records.
 
 The commits go through `opslog.merge.merge.Merge`, from the end of the split to its beginning.
 """
@@ -26,17 +26,17 @@ from opslog.log.reader import Chunk, Cursor, LogSource, Segment, by_turns, log_s
 from opslog.merge.merge import Merge
 from opslog.spark.read.planning import LogSplit
 
-# How much of a log is one block.
+# The bytes of a log in one block.
 BLOCK_BYTES = 8 * 1024 * 1024
 
-# How much is read at once to find the beginning of a line.
+# The bytes that are read at once to find the beginning of a line.
 _NEWLINE_BYTES = 64 * 1024
 
 
 class Included:
-    """Selects commits at or before a point in the past; all commits if there is none.
+    """Selects the commits at or before a point in the past; without a point, all commits.
 
-    :ivar all: whether there is none.
+    :ivar all: whether all commits are selected.
     """
 
     def __init__(self, as_of: Point | None) -> None:
@@ -49,7 +49,7 @@ class Included:
         return commits if self.all else list(filter(self._test, commits))
 
     def ahead(self, commits: Iterable[Commit]) -> Iterable[Commit]:
-        """The included commits of a sequence in the order of its log; stops reading once no later one can be
+        """The included commits of a sequence in the order of its log. Stops reading once no later commit can be
         included."""
         return commits if self.all else self._select(self._test, commits)
 
@@ -69,17 +69,16 @@ class SelectedChunk(NamedTuple):
         return [start for start, commit in zip(positions, self.source.commits, strict=True) if commit.clock in kept]
 
 
-# Some megabytes of a log, newest first. The first chunk has the commits behind the split, as in `LogReader.chunks`.
+# Some megabytes of a log, newest first. The first chunk has the commits after the split, as in `LogReader.chunks`.
 Block = list[SelectedChunk]
 
 
 class LogReader:
     """Reads the splits of one task, each of another log.
 
-    :ivar authors: for each author the clock of its newest transaction that `winners` read and that is not cancelled.
-    :ivar commits: how many commits were read.
-    :ivar ts: the greatest among them. Commits behind a split's end or beyond the point in the past are not
-        counted.
+    :ivar authors: for each author, the clock of the newest transaction that `winners` read and that is not cancelled.
+    :ivar commits: the number of commits read.
+    :ivar ts: the greatest ts of them. Commits after a split's end, or after the point in the past, do not count.
     """
 
     def __init__(self, backend: Backend, splits: Sequence[LogSplit], window: int, as_of: Point | None = None) -> None:
@@ -95,11 +94,11 @@ class LogReader:
         self._source = log_source(backend, cursors, segments, newest_first=True)
 
     def chunks(self, split: LogSplit, *, scans: bool = False) -> Iterator[SelectedChunk]:
-        """The commits behind a split, as positions in the log, without bytes and without records; then the split,
+        """First the commits after a split, as positions in the log, without bytes and without records; then the split,
         newest first. Nothing if no line begins in the split.
 
         :param scans: as of `Cursor.read_newest_first`.
-        :raises CorruptError: a line is no commit, or not this log's next one.
+        :raises CorruptError: a line is not a commit, or not the next one of this log.
         :raises MissingFileError: a segment was collected, or is shorter than it was.
         """
         split = self._sound(split)
@@ -118,12 +117,12 @@ class LogReader:
             yield SelectedChunk(source, commits)
 
     def by_turns(self, splits: Iterable[LogSplit], *, scans: bool = False) -> Iterator[tuple[str, SelectedChunk]]:
-        """The chunks of some splits, each of another log, with its agent: newer ones come first, on the whole.
-        `scans`: as of `chunks`."""
+        """The chunks of some splits, each of another log, with its agent. On the whole newer chunks come first. `scans`
+        as of `chunks`."""
         return by_turns(self._source, ((split.agent, self.chunks(split, scans=scans)) for split in splits), _lowest)
 
     def blocks(self, split: LogSplit) -> Iterator[Block]:
-        """The same, some megabytes at once. Errors as in `chunks`."""
+        """The same as `chunks`, some megabytes at once. Errors as of `chunks`."""
         chunks = self.chunks(split)
         behind = next(chunks, None)
         block: Block = []
@@ -168,7 +167,7 @@ class LogReader:
         if not split.begins:
             begin = find_line(self._source, segment_path(split.agent, first.number), first.start, first.stop)
         if begin is None:
-            # All of this slice is the middle of a line, or the torn end of a segment.
+            # The whole slice is the middle of a line, or the torn end of a segment.
             del segments[0]
         if segments:
             segments[-1] = segments[-1]._replace(bytes=end)
@@ -184,21 +183,21 @@ class LogReader:
         return find_line(self._source, path, last.stop, last.bytes) or last.bytes
 
     def _later(self, split: LogSplit, end: int, clock: int) -> list[Commit]:
-        """The commits behind a split among which an undo of one of its own can be, without their records.
+        """The commits after a split that may contain an undo of one of its own commits, without their records.
 
         :param end: the end of its last line.
-        :param clock: that of its newest commit.
+        :param clock: the clock of its newest commit.
         """
-        # At least one, to check that the clocks go on growing there.
+        # Read at least one, to check that clocks grow there, too.
         found = islice(self._included.ahead(self._behind(split, end, clock)), max(1, self.window))
         return list(map(without_records, found))[: self.window]
 
     def _behind(self, split: LogSplit, end: int, clock: int) -> Iterator[Commit]:
-        """The commits behind a split, up to where the log ended when it was listed."""
+        """The commits after a split, up to the end that the log had in the listing."""
         last = split.slices[-1]
         number, offset, size = (last.number, end, last.bytes) if end < last.bytes else (last.number + 1, 0, 0)
         while number <= split.end[0]:
-            # Each segment probably has one commit, so fetch as many segments as commits are wanted; more are seldom
+            # A segment probably has one commit. So fetch as many segments as there are commits to read; more are seldom
             # needed.
             numbers = range(number, min(split.end[0], number + self.window) + 1)
             segments = [Segment(each, max(1, size if each == number else 0), 0.0) for each in numbers]
@@ -210,7 +209,7 @@ class LogReader:
 
 
 class _Listed:
-    """A log as far as it was listed."""
+    """A log, up to its end in the listing."""
 
     def __init__(self, backend: Backend, cursor: Cursor, segments: list[Segment], end: tuple[int, int]) -> None:
         self._source = log_source(backend, {cursor.agent: cursor}, {cursor.agent: segments})
@@ -274,8 +273,8 @@ def restricted(commit: Commit, wanted: Wanted) -> Commit:
 
 
 def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None = None) -> Iterator[Record]:
-    """The winners in some splits, each of another log, tombstones included, in no particular order. All is read before
-    the first. Holds one record per document."""
+    """The winners in some splits, each of another log, tombstones included, in no particular order. Reads all splits
+    before it returns the first winner. Holds one record for each document."""
     chunks = ((agent, chunk.commits) for agent, chunk in reader.by_turns(splits, scans=wanted is None))
     if wanted is not None:
         chunks = ((agent, [restricted(commit, wanted) for commit in commits]) for agent, commits in chunks)
@@ -283,7 +282,7 @@ def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None
     merge.load(chunks)
     for author, clock in merge.newest_by_author().items():
         reader.authors[author] = max(clock, reader.authors.get(author, 0))
-    # Not `merge.winners()`, which is a copy: another 40 MB for a million documents.
+    # Not `merge.winners()`, which makes a copy: another 40 MB for a million documents.
     best = merge.settled
     for id in merge.contested:
         winner = merge.winner(id)

@@ -1,4 +1,4 @@
-"""Reading the rows of one task, in whichever process it runs."""
+"""Reading the rows of one task, in whichever process the task runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from opslog.spark.stores import open_store
 def read_task(
     url: str, options: Mapping[str, Any], view: View, task: Task, asked: Asked = EVERYTHING
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one task, in whichever process it runs.
+    """The rows of one task, in whichever process the task runs.
 
-    :raises CorruptError: names file and offset.
+    :raises CorruptError: names the file and the offset.
     :raises RetryError: the job began so long ago that a compaction has collected a file that the task needs.
     """
     with closing(open_store(url, options)) as backend:
@@ -31,7 +31,7 @@ def read_task(
 
 
 def _gone(backend: Backend, task: Task, error: MissingFileError) -> RetryError | CorruptError:
-    """The error for a task that finds a file missing that was there when the job was planned."""
+    """The error for a task that misses a file that existed when the job was planned."""
     if task.period or ManifestStore(backend).newest_number() == task.manifest:
         return CorruptError(
             f"{error}. opslog does not remove it: restore it from a copy; `opslog verify` lists all such places",

@@ -39,9 +39,9 @@ _PLAIN: dict[type[spark.DataType], Any] = {
 
 def converter(schema: spark.StructType) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """Returns a function that converts the column `data` from texts to the types of the schema. Fields that the schema
-    does not name are left out; fields that a document does not have are null.
+    does not name are left out. Fields that a document does not have are null.
 
-    :raises UsageError: (the converter) a document does not fit; names it, the place in it, and what is wrong.
+    :raises UsageError: (raised by the function) a document does not fit; names it, the place in it, and what is wrong.
     """
     decode = msgspec.json.Decoder(_python(schema["data"].dataType)).decode
     arrow = to_arrow_schema(schema, timezone="UTC")

@@ -1,4 +1,4 @@
-"""The views of a store. Each is a plan made by the driver and a task's share of it. Without Spark.
+"""The views of a store. For each, the driver makes a plan, and each task reads its share. Does not use Spark.
 
 | view | a row is | split by |
 | --- | --- | --- |
@@ -7,8 +7,8 @@
 | ops | an op of a commit | bytes of logs |
 | archive | a document in an archive | range of ids |
 
-`opslog.spark.replay` makes the state from the candidates, with one shuffle. The state view has no shuffle: a
-short tail is merged once, by the driver, and each task gets the winners of its range; a long one is read by every task.
+`opslog.spark.replay` makes the state from the candidates, with one shuffle. The state view has no shuffle. The driver
+merges a short tail once, and gives each task the winners of its range; every task reads all of a long tail.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from opslog.spark.read.planning import (
 from opslog.spark.read.ranges import ALL, IdRange, RunRange, cut_ranges, log_weights, part_weights
 from opslog.spark.read.splits import LogReader, Wanted, cancelled, winners
 
-# The driver merges logs of up to this size itself: it takes a fraction of a second, and less data is sent to the tasks.
+# The driver merges logs of up to this size itself. This takes a fraction of a second, and less data is sent.
 TAIL_BYTES = 32 * 1024 * 1024
 
 # A log of up to this many bytes is one split.
@@ -68,7 +68,7 @@ class Asked:
 
     @property
     def filter(self) -> Wanted | None:
-        """`wants`; None if it is true of every id."""
+        """`wants`; None: it is true for every id."""
         return None if self == EVERYTHING else self.wants
 
 
@@ -81,11 +81,11 @@ class Task(msgspec.Struct, frozen=True):
     :ivar manifest: the number of the manifest that the plan rests on.
     :ivar window: the store's undo window.
     :ivar logs: the splits of logs to read.
-    :ivar runs: of the snapshot.
-    :ivar range: the ids to read from them.
-    :ivar winners: the winners in the tail, as lines, if the driver knows them.
-    :ivar period: of the archives.
-    :ivar files: their paths.
+    :ivar runs: the runs of the snapshot to read.
+    :ivar range: the ids to read from the runs.
+    :ivar winners: the winners in the tail, as lines, if the driver has merged it.
+    :ivar period: the period of the archives to read.
+    :ivar files: the paths of their files.
     """
 
     manifest: int
@@ -114,7 +114,7 @@ class View(Protocol):
     def read(self, backend: Backend, task: Task, asked: Asked) -> Iterator[pa.RecordBatch]:
         """The rows of one task.
 
-        :raises CorruptError: names file and offset.
+        :raises CorruptError: names the file and the offset.
         :raises MissingFileError: a file does not exist.
         """
 
@@ -181,11 +181,11 @@ def _lines(tail: list[Record], range: IdRange) -> bytes:
 
 @dataclass(frozen=True)
 class CandidatesView:
-    """Records that contain the winners: each task reports the one with the greatest stamp of each document. Its `data`
-    is null if it is a tombstone.
+    """Records among which the winners are: each task reports the record of each document that has the greatest stamp.
+    The `data` of a tombstone is null.
 
-    :ivar split_bytes: how much one task reads. It reports one record of each document in its logs, so the more it reads
-        the less is shuffled; it holds these records, which takes up to three times that in memory.
+    :ivar split_bytes: the bytes that one task reads. It reports one record of each document in its logs, so the more it
+        reads, the less is shuffled. It holds these records, which takes up to three times as much memory.
     """
 
     as_of: Point | None = None

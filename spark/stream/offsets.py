@@ -1,17 +1,17 @@
-"""How far a stream has followed the logs, and the rows between two such positions. Without Spark.
+"""How far a stream has read the logs, and the rows between two such offsets. Does not use Spark.
 
-An `Offset` has one position per log, always between two lines: bytes after the last newline of a segment do not count
-yet. The commits between two offsets never change, so a batch that is tried again has the same rows. But a
-compaction may have compacted and collected commits before they were read. That is a *gap* (`opslog.log.gaps`), and a
-*resync* closes it: the batch then begins with the state of the newest manifest, and everything that is retained
-follows. A batch that was planned before and ends before a gap leaves the state to the next batch.
+An `Offset` has one position for each log, always between two lines: bytes after the last newline of a segment do not
+count yet. The commits between two offsets never change, so a batch that is tried again has the same rows. But a
+compaction may have collected commits before they were read. That is a *gap* (`opslog.log.gaps`). A *resync* closes it:
+the batch then begins with the state of the newest manifest, and everything that is retained follows. A batch that was
+planned before the gap was known, and ends before it, leaves the state to the next batch.
 
 Each row of a batch says why it is delivered:
 
 - `OP`: a commit of a log, delivered once.
-- `RESYNC`: together, all rows of this kind in a batch are a state that replaces everything delivered before: the
-  snapshot, and those commits behind its cut that were delivered before.
-- `FOLDED`: as `OP`, but its effect is in the state of the resync in the same batch, or in the next one.
+- `RESYNC`: all rows of this kind in a batch are one state, which replaces everything delivered before. They are the
+  snapshot, and those commits after its cut that were delivered before.
+- `FOLDED`: as `OP`, but the state of the resync in the same batch, or in the next one, includes its effect.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _READ_BYTES = 1024 * 1024
 class Offset(msgspec.Struct, frozen=True, omit_defaults=True):
     """How far a stream has read.
 
-    :ivar logs: for each agent the position of its next commit. Its `commits` are counted where segments grow, and 0
-        elsewhere.
-    :ivar resync: the number of the last resync's manifest, 0 before the first.
+    :ivar logs: for each agent the position of its next commit. On storages whose segments grow, its `commits` are
+        counted; on others they are 0.
+    :ivar resync: the number of the last resync's manifest; 0: there was no resync yet.
     """
 
     logs: dict[str, Cut] = {}
@@ -71,7 +71,8 @@ prepare(Offset)
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """Bytes `start` up to, not including, `stop` of a segment: whole lines and, at the end of the segment, a torn tail.
+    """Bytes `start` up to, not including, `stop` of a segment: whole lines, and perhaps a torn tail at the segment's
+    end.
 
     :ivar delivery: why its rows are delivered.
     """
@@ -112,9 +113,9 @@ class Work(msgspec.Struct, frozen=True):
 class Log(msgspec.Struct, frozen=True):
     """A log as a stream finds it.
 
-    :ivar start: where the stream goes on.
-    :ivar segments: from there on.
-    :ivar gap: whether commits before it were collected unread.
+    :ivar start: where the stream continues.
+    :ivar segments: the segments from there on.
+    :ivar gap: whether commits before `start` were collected unread.
     """
 
     start: Cut
@@ -123,7 +124,7 @@ class Log(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """How many there are to read."""
+        """The number of bytes to read."""
         return bytes_after({"": self.segments}, {"": self.start})
 
     def until(self, end: tuple[int, int]) -> Log:
@@ -131,7 +132,7 @@ class Log(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, segments=until(self.segments, end))
 
     def cut(self, position: Cut) -> Log:
-        """The log from a later position on, if the stream misses nothing in between."""
+        """The log from a later position on, for a stream that needs nothing in between."""
         return Log(position, [segment for segment in self.segments if segment.number >= position.segment], False)
 
 
@@ -139,8 +140,8 @@ class Found(msgspec.Struct, frozen=True):
     """A store as a stream finds it.
 
     :ivar manifest: the newest one.
-    :ivar logs: every log that is listed, or has a position in the stream or in its plan, or is compacted in part.
-    :ivar is_overtaken: whether there is a gap even for a reader that has read everything planned.
+    :ivar logs: every log that is listed, has a position in the stream or in its plan, or is compacted in part.
+    :ivar is_overtaken: whether there is a gap even after everything that was planned.
     """
 
     manifest: Manifest
@@ -160,7 +161,7 @@ def _position(cut: Cut) -> tuple[int, int]:
 class Follower:
     """Follows the logs of a store.
 
-    :param resyncs: whether a gap is closed by a resync; otherwise it is an error, except at the very beginning.
+    :param resyncs: whether a resync closes a gap. Otherwise a gap is an error, except at the very beginning.
     """
 
     def __init__(self, backend: Backend, *, resyncs: bool = True) -> None:
@@ -169,14 +170,15 @@ class Follower:
         self._resyncs = resyncs
 
     def newest(self) -> Offset:
-        """The position behind everything that is there now. Where segments grow, reads everything that is retained."""
+        """The offset after everything that is there now. On storages whose segments grow, this reads all that is
+        retained."""
         found = self._find(Offset())
         return Offset(
             {agent: self._advance(agent, log, None) for agent, log in found.logs.items()}, found.manifest.number
         )
 
     def ends(self) -> dict[str, tuple[int, int]]:
-        """For each log the last segment and its length; the position of the cut if no segment is left."""
+        """For each log the last segment and its length; if no segment is left, the position of the cut."""
         newest = self._manifests.newest()
         found = list_logs(self._backend, newest, at_cut(newest))
         return {
@@ -189,8 +191,8 @@ class Follower:
     ) -> Offset:
         """The offset up to which a batch may go from `start`.
 
-        :param limit: about how many bytes of logs; a resync takes more if it has to.
-        :param ends: as of `ends`: no farther than this.
+        :param limit: about how many bytes of logs to read; a resync takes more if it has to.
+        :param ends: go no farther than this; as returned by `ends`.
         :raises HistoryGoneError: there is a gap, and resyncs are switched off.
         """
         found = self._find(start)
@@ -217,18 +219,18 @@ class Follower:
     def between(self, start: Offset, end: Offset) -> Work:
         """The work between two offsets.
 
-        :raises HistoryGoneError: some of it was collected since, and resyncs are switched off.
+        :raises HistoryGoneError: some of it was collected since then, and resyncs are switched off.
         """
         found = self._find(start, end)
         manifest = found.manifest
         resyncs = end.resync != start.resync or any(found.logs[agent].gap for agent in end.logs)
         if resyncs and self._resyncs and found.is_overtaken:
-            # The next batch begins with a state that has all this. The rows of the gap are missing here, and without
-            # them the effect of the others is unknown.
+            # The next batch begins with a state that includes all this. The rows in the gap are missing here, and
+            # without them the effect of the other rows is unknown.
             late = [self._slices(agent, found.logs[agent], stop.position, FOLDED) for agent, stop in end.logs.items()]
             return Work(None, [], list(chain.from_iterable(late)))
         if end.resync != start.resync:
-            with suppress(MissingFileError):  # collected since, as when a batch is tried again much later
+            with suppress(MissingFileError):  # it was collected since then, as when a batch is tried again much later
                 manifest = self._manifests.read(end.resync)
         slices: list[Slice] = []
         for agent, stop in end.logs.items():
@@ -253,14 +255,14 @@ class Follower:
     def _find(self, start: Offset, planned: Offset | None = None) -> Found:
         """The newest manifest, and all logs from `start` on.
 
-        :param planned: how far a batch goes; a log that does not reach up to there is damaged.
+        :param planned: the end of a batch; a log that ends before it is damaged.
         :raises HistoryGoneError: there is a gap, and resyncs are switched off.
         """
         plan = {} if planned is None else planned.logs
         found = survey(
             self._manifests,
             lambda found: self._judge(found, start.logs, plan),
-            # Including the last segments that were read: they show that the log did not end before.
+            # Also list the last segments that were read: they show that the log did not end before them.
             begin=lambda _: {
                 agent: Cursor(agent, max(1, start.logs.get(agent, START).last_segment))
                 for agent in sorted({*start.logs, *plan})
@@ -302,7 +304,7 @@ class Follower:
         first, commits = oldest.cut.get(agent, START), None
         if self._backend.segments_grow and position.segment < first.segment:
             commits = first.commits - self._lines(agent, first.segment, 0, first.offset)[1]
-        # Manifests of older programs do not say whether the segment at a cut is there.
+        # Manifests of older programs do not say whether the segment at a cut exists.
         return resume(position, first, commits, newest.settings.undo_window if oldest.oldest else 0)
 
     def _advance(self, agent: str, log: Log, limit: int | None) -> Cut:
@@ -325,8 +327,8 @@ class Follower:
         return Cut(number, offset, commits)
 
     def _lines(self, agent: str, number: int, start: int, stop: int, limit: int | None = None) -> tuple[int, int]:
-        """The end of the whole lines in some bytes of a segment, and how many lines these are; in about `limit`
-        bytes."""
+        """The end of the whole lines in some bytes of a segment, and the number of these lines. Stops after about
+        `limit` bytes."""
         path, offset, end, lines = segment_path(agent, number), start, start, 0
         if start < stop:
             stop = Cursor(agent, number).sound_end(self._backend, number, start, stop)

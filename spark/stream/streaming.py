@@ -1,7 +1,7 @@
 """The writes of agents as a stream: `spark.readStream.format("opslog").option("view", "changes")`.
 
-`opslog.spark.stream.offsets` determines the contents of a batch. This module hands them to Spark, and its tasks read
-the rows.
+`opslog.spark.stream.offsets` determines the contents of a batch. This module passes them to Spark, whose tasks read the
+rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ try:
 except ImportError as error:
     raise UsageError("streaming from opslog needs Spark 4.2 or later: pip install -U pyspark") from error
 
-# The columns of a stream. When a commit is delivered it is not known whether it is cancelled: an undo is a row.
+# The columns of a stream. There is no column `cancelled`: when a commit is delivered, it is not known yet whether an
+# undo will cancel it. The undo is a row of its own.
 COLUMNS = pa.schema([*(field for field in OPS if field.name != "cancelled"), ("delivery", pa.string())])
 
 
@@ -48,9 +49,9 @@ class Task(InputPartition):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a store.
 
-    :param storage: options of its storage.
-    :param options: of the stream, with names in lower case: ``startingat`` (``earliest``, ``latest``), ``ongap``
-        (``resync``, ``fail``), ``maxbytespertrigger``.
+    :param storage: the options of its storage.
+    :param options: the options of the stream, with names in lower case: ``startingat`` (``earliest``, ``latest``),
+        ``ongap`` (``resync``, ``fail``), ``maxbytespertrigger``.
     :raises UsageError: an option has another value.
     """
 
@@ -111,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _choice(options: Mapping[str, str], name: str, *choices: str) -> str:
-    """An option's value; the first choice, if it was not given."""
+    """The value of an option; if it was not given, the first choice."""
     value = options.get(name.lower(), choices[0])
     if value not in choices:
         raise UsageError(f"{name} is {' or '.join(choices)}, not {value!r}")
@@ -171,7 +172,7 @@ def _commits(backend: Backend, agent: str, slices: list[Slice]) -> Iterator[tupl
 
 
 class _Bounded:
-    """Segments, up to the end of a batch or of its compacted part; they may have grown since."""
+    """Segments, up to the end of a batch or of its compacted part. The segments may have grown since then."""
 
     def __init__(self, source: LogSource, ends: Mapping[str, int]) -> None:
         self.segments_grow = source.segments_grow
