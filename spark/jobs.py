@@ -1,4 +1,4 @@
-"""Whole jobs, for the command line: start Spark, do one thing, and end what was started."""
+"""Whole jobs, for the command line: each starts Spark, does one thing, and ends what it started."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from opslog.spark.read.planning import find_recent, survey_state
 from opslog.spark.read.replaying import replay
 from opslog.spark.sessions import session
 
-# Starts to show a step of this name; returns a function to call with (bytes done, bytes to do). None: nobody watches.
+# Begins to show a step of this name. Returns a function to call with (bytes done, bytes to do); None: nobody watches.
 Step = Callable[[str], Callable[[int, int], None] | None]
 
 _POLL_SECONDS = 0.2
@@ -47,7 +47,7 @@ def replay_into(
 ) -> int:
     """Replay a store into a directory, which every machine of Spark has to see. Returns the number of documents.
 
-    :param step: as of `running`.
+    :param step: as for `running`.
     """
     with closing(open_backend(url, create=False)) as backend:
         found = survey_state(backend, as_of)
@@ -70,12 +70,12 @@ def replay_into(
 
 @contextmanager
 def running(name: str, master: str | None, size: int = 0, step: Step | None = None) -> Iterator[SparkSession]:
-    """A session of Spark, which ends with the block if it began with it. Java's output on stderr, from its start to
-    its end, is not shown, because failures are exceptions.
+    """A session of Spark. If this call starts it, it ends with the block. All of Java's output on stderr is hidden,
+    because failures are exceptions.
 
-    :param size: how many bytes each step of Spark goes through.
-    :param step: starts to show a step of this name, and returns a function to call with (bytes done, bytes to do).
-    :raises OpslogError: a task, or a data source, raised it.
+    :param size: the bytes that each step of Spark processes.
+    :param step: begins to show a step of this name; see `Step`.
+    :raises OpslogError: raised by a task or a data source.
     :raises UsageError: Spark did not start.
     """
     existed = SparkSession.getActiveSession() is not None
@@ -100,7 +100,7 @@ def running(name: str, master: str | None, size: int = 0, step: Step | None = No
 
 @contextmanager
 def _no_logging() -> Iterator[None]:
-    """Hide a log entry of py4j: an interrupt ends the call that waits for Java, and py4j logs its traceback."""
+    """Hide a log entry of py4j. An interrupt ends the call that waits for Java, and py4j would log its traceback."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -115,7 +115,7 @@ def _interruptible() -> Iterator[None]:
     jobs, over the connection on which the interrupted call still waits."""
     try:
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    except ValueError:  # this is not the main thread, and gets no signal
+    except ValueError:  # this is not the main thread, which alone gets signals
         yield
         return
     try:
@@ -126,8 +126,8 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def _no_interrupt_ignored() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end of the block if Ctrl-C raised one inside it that was ignored. Python ignores
-    exceptions in the functions that it calls around a fork, and Spark's start forks."""
+    """Raise KeyboardInterrupt at the end of the block, if Ctrl-C raised one inside it that was ignored. Starting Spark
+    forks, and Python ignores exceptions in the functions that it calls around a fork."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
@@ -145,7 +145,7 @@ def _no_interrupt_ignored() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is interrupt:  # PySpark sets its own
+        if signal.getsignal(signal.SIGINT) is interrupt:  # PySpark may have set its own
             signal.signal(signal.SIGINT, signal.default_int_handler)
     if was_interrupted:
         raise KeyboardInterrupt
@@ -153,11 +153,11 @@ def _no_interrupt_ignored() -> Iterator[None]:
 
 @contextmanager
 def _starting(before: frozenset[int]) -> Iterator[None]:
-    """Send the stderr of processes started in this block, and of their children, to a hidden file. If the block fails,
-    end these processes: a Java that was not called yet would wait for ever.
+    """Send the stderr of processes that start in this block, and of their children, to a hidden file. If the block
+    fails, end these processes, because a Java that nobody has called yet would wait for ever.
 
-    :param before: the processes that existed before.
-    :raises UsageError: Spark did not start; has the first error that was written, in place of Spark's own error.
+    :param before: the child processes before the block.
+    :raises UsageError: Spark did not start. It has the first error that was written, in place of Spark's own error.
     """
     sys.stderr.flush()
     shown = os.dup(2)
@@ -180,7 +180,7 @@ def _starting(before: frozenset[int]) -> Iterator[None]:
 
 
 def _stop(spark: SparkSession, before: frozenset[int]) -> None:
-    """End Spark. After an error or Ctrl-C it waits for its tasks; this waits a limited time, and then kills Java."""
+    """End Spark. After an error or Ctrl-C Spark waits for its tasks; this waits a limited time, and then kills Java."""
     if sys.exc_info()[0] is None:
         spark.stop()
         return
@@ -202,7 +202,7 @@ def _kill_but(before: frozenset[int]) -> None:
 
 
 def _children() -> frozenset[int]:
-    """The processes that this one has started; none if the system does not report them as Linux does."""
+    """The child processes of this one; none, if the system does not report them as Linux does."""
     lists = Path("/proc/self/task").glob("*/children")
     return frozenset(int(child) for path in lists for child in path.read_text(encoding="ascii").split())
 

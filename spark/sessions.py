@@ -1,4 +1,4 @@
-"""A Spark session to work in: the existing one, or a new one that starts on this machine without further setup."""
+"""The Spark session to use: the existing one, or a new one that starts on this machine without further setup."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from opslog.spark.java import java_home
 # Settings that make Spark work well with opslog and can be changed while a session runs.
 SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # The predicates of a query reach the data source, which then reads only files that can match.
+    # Pass the predicates of a query to the data source, which then reads only files that can match.
     "spark.sql.python.filterPushdown.enabled": "true",
 }
 
 _LOCAL = {
-    # A machine that cannot resolve its own name, as is common for containers and laptops, can still talk to itself.
+    # Works on a machine that cannot resolve its own name, as is common for containers and laptops.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
@@ -42,10 +42,10 @@ def session(
 ) -> SparkSession:
     """The Spark session of this process, with the settings that opslog needs; started if there is none.
 
-    Where Spark runs already (under ``spark-submit``, in a notebook of a managed service, with a session that this
-    process began) that one is used, and only settings that can change while it runs are applied. Otherwise this
-    finds a Java first (`opslog.spark.java`), and lets local workers run on this process's Python. Starting takes some
-    seconds. To end it: ``session().stop()``.
+    If Spark is already running (under ``spark-submit``, in a notebook of a managed service, with a session that this
+    process began), it is used, and only settings that can change while it runs are applied. Otherwise this finds a
+    Java first (`opslog.spark.java`), and lets local workers run on this process's Python. Starting takes some
+    seconds. ``session().stop()`` ends the session.
 
     :param name: the application's name on Spark's own pages.
     :param master: as in ``spark-submit --master``; ``sc://host:port`` is a Spark Connect server. None: the value of
@@ -53,11 +53,11 @@ def session(
         installed, too, and run on the Python that `PYSPARK_PYTHON` names there.
     :param config: further settings of Spark, by their names. A session that starts on this machine alone has
         ``spark.sql.shuffle.partitions`` 4 per core, at least 16, in place of Spark's 200.
-    :raises UsageError: there is no Java; names what to install.
+    :raises UsageError: there is no Java; the error names what to install.
     """
     running = SparkSession.getActiveSession()
-    # Spark Connect has sessions of its own class. The usual builder finds an existing one only if the environment
-    # says where its server is.
+    # Sessions of Spark Connect have a class of their own. The usual builder finds an existing one only if the
+    # environment has the address of its server.
     builder = (SparkSession if running is None else type(running)).builder.appName(name)
     if running is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         builder = _starting(builder, master)

@@ -1,7 +1,7 @@
 """The data source `opslog`: ``spark.read.format("opslog").load(url)``, and ``USING opslog`` in SQL.
 
-Spark makes the source in one process, plans in another and reads in many more; everything passed between them is
-pickled. The logic is in `opslog.spark.read.views`; here are only Spark's concepts: options, schemas, filters.
+Spark makes the source in one process, plans in another, and reads in many more. Everything that passes between them is
+pickled. The logic is in `opslog.spark.read.views`; this module has only Spark's concepts: options, schemas, filters.
 """
 
 from __future__ import annotations
@@ -144,21 +144,20 @@ class OpslogReader(DataSourceReader):
 
 
 class _PushdownReader(OpslogReader):
-    """The reader with the option pushdown. Spark refuses it where ``spark.sql.python.filterPushdown.enabled`` is not
-    true.
+    """The reader for the option pushdown. Spark refuses it if ``spark.sql.python.filterPushdown.enabled`` is not true.
 
-    Not the usual reader, because Spark 4.3 caches a plan by table and not by query: if a DataFrame is used twice with
-    different filters, or later without any, both uses get the rows of one.
+    This is not the default reader, because Spark 4.3 caches a plan for each table instead of each query. If a DataFrame
+    is used twice with different filters, or later without any, both uses get the rows of one of them.
     """
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         for filter in filters:
             self._asked = narrowed(self._asked, filter)
-        return filters  # Spark filters again: less is read, but it may still be more than was requested
+        return filters  # Spark filters again: this reads less, but perhaps still more than was requested
 
 
 def narrowed(asked: Asked, filter: Any) -> Asked:
-    """The requested rows after one more filter; unchanged if the filter concerns neither ids nor agents."""
+    """The requested rows, narrowed by one more filter; unchanged if the filter concerns neither ids nor agents."""
     from pyspark.sql.datasource import (
         EqualTo,
         GreaterThan,

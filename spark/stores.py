@@ -12,7 +12,7 @@ from opslog.backends import Backend, open_backend
 from opslog.errors import UsageError
 from opslog.options import check_storage_options
 
-# The options that do not belong to the storage, in lower case, as Spark passes them.
+# The options that are not for the storage, in lower case, as Spark passes them.
 _OWN = {
     *("path", "paths", "view", "asof", "period", "schema", "splitbytes", "pushdown"),
     *("startingat", "ongap", "maxbytespertrigger"),
@@ -21,9 +21,9 @@ _OWN = {
 
 
 def url_of(options: Mapping[str, str]) -> str:
-    """The store's URL; a directory's as an absolute path, because workers may have another working directory.
+    """The store's URL. A directory is an absolute path, because workers may have another working directory.
 
-    :raises UsageError: no store is named, or several, or one that only this process can see.
+    :raises UsageError: the options name no store, or several, or one that only this process can see.
     """
     url = options.get("path")
     if not url:
@@ -37,12 +37,12 @@ def url_of(options: Mapping[str, str]) -> str:
         raise UsageError(f"{url} is in the memory of one process, and Spark reads in others: use a directory or s3://")
     if separator:
         return url
-    # The form that SQL gives to a path.
+    # SQL gives a path this form.
     return os.path.abspath(url.removeprefix("file:"))
 
 
 def storage_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """The backend's options: all that do not belong to the data source. Numbers and JSON objects are parsed."""
+    """The backend's options: all that are not for the data source. Numbers and JSON objects are parsed."""
     return {name: _value(name, text) for name, text in options.items() if name.lower() not in _OWN}
 
 

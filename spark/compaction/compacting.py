@@ -1,19 +1,21 @@
 """Compaction at scale: executors merge the logs and write the parts, the driver publishes the manifest.
 
-The driver reads the ends of the logs, which determine the new cut, and decides; it holds no documents. The rest is
-five steps of Spark:
+The driver reads the ends of the logs, which determine the new cut, and makes the decisions. It holds no documents. The
+rest is five steps of Spark:
 
-1. Merge logs: each task reads some slices of logs, and gives the best record of each document
+1. Merge logs: each task reads some slices of logs, and returns the best record of each document
    (`opslog.spark.read.splits`).
-2. Win: the records are grouped by ranges of ids; the greatest stamp of each id wins, unless the snapshot has a greater.
-3. Merge runs: if older runs go into the new one, their rows and the new ones are grouped by ranges of ids, too.
-4. Measure: the end of a part follows from the lengths of all lines before it. So the driver goes through those, four
+2. Win: the records are grouped by ranges of ids. The record with the greatest stamp of each id wins, unless the
+   snapshot has a greater one.
+3. Merge runs: if older runs are merged into the new one, their rows and the new rows are grouped by ranges of ids, too.
+4. Measure: the end of a part follows from the lengths of all lines before it. So the driver reads these lengths, four
    bytes for each record, range by range, and determines the rows of each part.
 5. Write: each task writes the parts that lie within its range of ids. The rows of all other parts are grouped by part
    once more.
 
-The code of `opslog.compaction.compact` chooses the runs to merge, and does the locking, the manifest, cleaning up and
-garbage. The result is the same, too: the same bytes as those of a compaction by the library at the same cut.
+The code of `opslog.compaction.compact` chooses the runs to merge, takes the lock, publishes the manifest, cleans up,
+and collects garbage. The result is the same, too: it has the same bytes as that of a compaction by the library at the
+same cut.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ from opslog.spark.read.planning import SPLIT_BYTES, split_before
 from opslog.spark.stores import url_of
 from opslog.spark.write.ends import Ends, read_ends
 
-# How many bytes of rows one task sorts and writes.
+# The bytes of rows that one task sorts and writes.
 RANGE_BYTES = 32 * 1024 * 1024
 
 
@@ -71,17 +73,17 @@ def compact(
     """Compact the settled commits into the snapshot and collect garbage, as `opslog.Store.compact` does, with the
     machines of a Spark cluster. Safe beside writers and beside other compactions.
 
-    Costs one read of the logs behind the cut, and of the runs that are merged; those rows go through two shuffles. The
-    driver holds the undo windows of all logs, and no documents.
+    Costs one read of the logs after the cut and of the runs that are merged; these rows go through two shuffles. The
+    driver holds the undo windows of all logs, but no documents.
 
-    :param url: of the store; every executor must be able to open it.
+    :param url: the URL of the store; every executor must be able to open it.
     :param full: merge the whole snapshot into one run, and remove expired tombstones.
-    :param keep_history: from now on keep superseded files this long: seconds, a timedelta or "forever".
+    :param keep_history: how long to keep superseded files from now on: seconds, a timedelta or "forever".
     :param storage_options: the options of the backend.
     :raises LockedError: another compaction is running.
     :raises NotFoundError: there is no store.
-    :raises OpslogError: such as CorruptError: raised by a task; the store is as it was before.
-    :raises PySparkException: a task failed more often than Spark tries it; the store is as it was before.
+    :raises OpslogError: a task raised it, such as a CorruptError; the store is unchanged.
+    :raises PySparkException: a task failed as often as Spark tries it; the store is unchanged.
     """
     address = StoreAddress(url_of({"path": os.fspath(url)}), storage_options)
     with address.open() as backend, backend.lock(LOCK), _Frames() as frames:
@@ -97,7 +99,7 @@ def compact(
 
 
 class _Frames:
-    """The frames that Spark keeps until the end, on the executors' disks: each step is used more than once."""
+    """The DataFrames that Spark keeps on the executors' disks until the end, since each is used more than once."""
 
     def __init__(self) -> None:
         self._kept: list[DataFrame] = []
@@ -150,8 +152,8 @@ class _Merging:
         return CompactionInput(cut, logs, self.tails.clock, ts, rows, ends, self.sealed, authors)
 
     def _merge(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str, dict[str, int]]]]:
-        """The new rows; and for each task and log the number of commits read, their greatest ts, and the log's
-        authors."""
+        """The new rows. And, for each task and log, the log's agent, the number of commits read, their greatest ts, and
+        the authors."""
         manifest = self.tails.manifest
         work = partial(executing.merge_logs, address=self.address, window=manifest.settings.undo_window, tasks=tasks)
         merged = self.frames.keep(_each(self.spark, len(tasks), work, executing.MERGED))
@@ -215,9 +217,9 @@ class _Rows:
         return rows.mapInArrow(partial(executing.newest, ages=ages, uncompacted=self.uncompacted), executing.ROWS)
 
     def _lengths(self, rows: DataFrame) -> Iterator[tuple[int, array[int]]]:
-        """For each range the lengths of its lines, in slices, in order."""
+        """The lengths of the lines of each range, in order, some at a time."""
         lengths = self.frames.keep(rows.mapInArrow(executing.measure, executing.LENGTHS))
-        lengths.count()  # at once, on all executors; the loop below takes them one after the other
+        lengths.count()  # computes all of them at once, on all executors; the loop fetches them one by one
         for row in lengths.toLocalIterator():
             yield row.range, array("I", bytes(row.lengths))
 
@@ -237,7 +239,7 @@ class _Rows:
 
 
 def _slices(lengths: Iterator[tuple[int, array[int]]]) -> dict[int, list[PartSlice]]:
-    """The division of the rows of each range into parts. A part may go on from one range to the next."""
+    """The division of the rows of each range into parts. A part may extend over several ranges."""
     ends, number = PartEnds(), 0
     slices: dict[int, list[PartSlice]] = {}
     # The number of slices of each part.
@@ -267,7 +269,7 @@ def _slices(lengths: Iterator[tuple[int, array[int]]]) -> dict[int, list[PartSli
 
 
 def _each(spark: SparkSession, tasks: int, work: Callable[[Batches], Batches], schema: str) -> DataFrame:
-    """One task of Spark for each number from 0 on."""
+    """Run the work in tasks of Spark, one for each number from 0 to `tasks` - 1."""
     return spark.range(0, tasks, 1, max(1, tasks)).mapInArrow(work, schema)
 
 
@@ -277,10 +279,10 @@ def _ranges(size: int) -> int:
 
 @contextmanager
 def _others_first(address: StoreAddress, manifest: Manifest) -> Iterator[None]:
-    """If a job inside the block fails while another compaction publishes a manifest, a file of this manifest was
-    missing because of that.
+    """Explain the failure of a job inside the block: if another compaction has published a manifest meanwhile, the job
+    missed a file of the old one.
 
-    :raises MissingFileError: a newer manifest was published, so the job missed a file.
+    :raises MissingFileError: the job failed, and there is a newer manifest.
     """
     try:
         yield

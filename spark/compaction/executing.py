@@ -1,8 +1,8 @@
-"""The work of a compaction's tasks: merge logs and runs, measure lines, write parts. Each takes and returns Arrow
-batches, and gets the rest as plain values.
+"""The work of a compaction's tasks: merging logs and runs, measuring lines, writing parts. Each function takes and
+returns Arrow batches, and gets all else as plain values.
 
 A task that is tried again, or runs twice, writes the same bytes under the same names, because the rows of each part
-were decided before the first attempt began. The second attempt finds the file there, and compares.
+were decided before the first attempt began. The second attempt finds the file, and compares its bytes.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _ROWS = 5000
 # A batch of rows has at most this many rows, and about this many bytes of lines.
 _BYTES = 8 * 1024 * 1024
 
-# A record of a log; or, without an id, the number of commits read of an agent's log, their greatest ts, and, for the
-# shared log, the clock of each author's newest transaction, as JSON.
+# A row is a record of a log. A row without an id has the number of commits read of an agent's log, their greatest ts,
+# and, for the shared log, the clock of each author's newest transaction, as JSON.
 MERGED = "id string, clock long, agent string, deleted string, line binary, commits long, ts string, authors binary"
 
 # Rows of a snapshot in order of id, within ranges of ids: the range's number, a `Row`, and by how much the row changes
 # the number of documents.
 ROWS = "range int, id string, deleted string, line binary, shared boolean, documents int"
 
-# Rows of runs. Of the rows with one id, the one with the least age counts.
+# Rows of runs. Of all rows with the same id, the one with the least age counts.
 STORED = "id string, deleted string, line binary, shared boolean, age int"
 
 # The lengths of the lines of a range, as 32-bit numbers, from the given row on.
@@ -79,7 +79,7 @@ class PartSlice(NamedTuple):
 
 @brief
 def merge_logs(batches: Batches, address: StoreAddress, window: int, tasks: list[tuple[LogSplit, ...]]) -> Batches:
-    """The winners of some splits of logs, and what was read of each log. The input names the tasks to do.
+    """The winners of some splits of logs, and how much was read of each log. The input has the numbers of the tasks.
 
     :returns: as `MERGED`.
     """
@@ -99,8 +99,8 @@ def merge_logs(batches: Batches, address: StoreAddress, window: int, tasks: list
 
 @brief
 def win(batches: Batches, address: StoreAddress, runs: list[Run]) -> Batches:
-    """The first record of each id, if it wins against the snapshot. The input is sorted by id, the greatest stamp
-    first.
+    """The first record of each id, if it wins against the snapshot. The input is sorted by id; for each id the greatest
+    stamp comes first.
 
     :param batches: as `MERGED`.
     :returns: as `ROWS`.
@@ -223,9 +223,9 @@ def write_rest(batches: Batches, address: StoreAddress, run: str) -> Batches:
 
 
 def write_part(backend: Backend, run: str, number: int, rows: Iterable[Row]) -> tuple[int, Part]:
-    """Create one part and its index, or find that another attempt has created it.
+    """Create one part and its index, or confirm that another attempt has created them.
 
-    :raises AlreadyExistsError: there is a file of that name, with another content.
+    :raises AlreadyExistsError: there is a file of that name with other content.
     """
     file = build_archive(part_path(run, number), rows)
     _create(backend, file.part.path, file.data)

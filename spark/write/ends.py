@@ -1,4 +1,4 @@
-"""The ends of all logs, read by a driver. They show how far the store has come, and what may be compacted."""
+"""The ends of all logs, which a driver reads. They show the newest clock of the store, and what may be compacted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from opslog.spark.read.planning import JobSurvey, Recent, find_recent, tails
 class Ends(msgspec.Struct, frozen=True):
     """All logs behind the cut, with their recent commits.
 
-    :ivar freshness: of this view, on which all later appends rest.
+    :ivar freshness: whether this view is recent enough for later appends, which rely on it.
     """
 
     found: JobSurvey
@@ -36,11 +36,11 @@ class Ends(msgspec.Struct, frozen=True):
 
     @property
     def has_transactions(self) -> bool:
-        """Whether a document may be guarded."""
+        """Whether there may be guarded documents."""
         return TRANSACTIONS in self.manifest.cut or any(log.agent == TRANSACTIONS for log in self.found.logs)
 
     def end(self, agent: str) -> Cursor:
-        """The end of an agent's log; the number of its commits is not counted."""
+        """The end of an agent's log, without the number of its commits."""
         return Cursor(agent, *next((log.end for log in self.found.logs if log.agent == agent), START.position))
 
     def seal_idle(self, backend: Backend) -> tuple[str, ...]:
@@ -56,14 +56,14 @@ class Ends(msgspec.Struct, frozen=True):
         def find_end(agent: str) -> Cursor | None:
             known = idle[agent].segments
             listed = [segment for segment in list_log(backend, agent) if segment.number >= known[0].number]
-            has_grown = tuple(listed) != known  # the agent came back and wrote
+            has_grown = tuple(listed) != known  # the agent has written again
             return None if has_grown else Cursor(agent, *idle[agent].end, clock=self.recent[agent].clock)
 
         return seal_all(backend, idle, find_end, self.freshness)
 
 
 def read_ends(backend: Backend, environment: Environment) -> Ends:
-    """Reads the undo window of each log, and lists all of them; errors as of `survey`."""
+    """Lists all logs, and reads the undo window of each. Errors as of `survey`."""
     manifests = ManifestStore(backend)
     read_at = environment.monotonic()
 

@@ -1,4 +1,4 @@
-"""From rows of a table to ops: the permitted columns, and their meaning. Without a store."""
+"""Turns rows of a table into ops: the permitted columns, and their meaning. Uses no store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from opslog.format.documents import check_id, encode
 
 Op = SetOp | DeleteOp
 
-# The columns of the view `state`, so that a changed row can be written back as it is.
+# The columns of the view `state`. They are permitted, so that a changed row can be written back with all of them.
 _STATE = ("id", "data", "clock", "agent", "ts", "v", "by", "tx")
 
 # Columns of a row beside its document: the op to write, and the stamp that the document must have.
@@ -41,7 +41,7 @@ _JSON = (BooleanType, ByteType, DoubleType, FloatType, IntegerType, LongType, Nu
 class Columns(msgspec.Struct, frozen=True):
     """The meaning of a table's columns.
 
-    :ivar fields: the columns that are fields of the document, if there is no column `data`.
+    :ivar fields: if there is no column `data`, the columns that are fields of the document.
     :ivar has_stamp: whether each row names the stamp that its document must have.
     """
 
@@ -53,7 +53,7 @@ class Columns(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, schema: StructType) -> Columns:
-        """:raises UsageError: rows with these columns are no documents; names the column that prevents it."""
+        """:raises UsageError: rows with these columns are not documents; the error names the column that is wrong."""
         types = {field.name: field.dataType for field in schema.fields}
         for name in ("id", *_OWN):
             if not isinstance(types.get(name, StringType() if name in _OWN else None), StringType):
@@ -79,7 +79,7 @@ class Columns(msgspec.Struct, frozen=True):
     def ops(self, batch: pa.RecordBatch) -> Iterator[Op]:
         """The ops that the rows write.
 
-        :raises UsageError: one cannot be written; names its id.
+        :raises UsageError: a row cannot be written; the error names its id.
         :raises InvalidDocumentError: likewise.
         """
         columns = {name: batch.column(name).to_pylist() for name in self._needed()}
@@ -95,7 +95,7 @@ class Columns(msgspec.Struct, frozen=True):
     def conditions(self, batch: pa.RecordBatch) -> list[str | None]:
         """The stamp that the document of each row must have, as text; None: there must be no document.
 
-        :raises UsageError: a row's stamp is invalid, or it is null and the row deletes; names the id.
+        :raises UsageError: a row's stamp is invalid, or is null although the row deletes; the error names the id.
         """
         if not self.has_stamp:
             return [None] * batch.num_rows
@@ -130,7 +130,7 @@ class Columns(msgspec.Struct, frozen=True):
 
 
 def _one_line(text: str | None) -> bytes:
-    """JSON text on one line: without white space between tokens, and otherwise unchanged, to the last digit."""
+    """JSON text on one line: without white space between tokens, and otherwise unchanged, with every digit."""
     if text is None:
         raise InvalidDocumentError("data is null; a row that deletes says so in a column _op")
     try:

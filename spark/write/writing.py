@@ -1,20 +1,20 @@
-"""Writing rows to a store: each counts once, even if tasks fail or run twice.
+"""Writing rows to a store. Each row takes effect once, even if tasks fail or run twice.
 
 Executors stage rows in files under ``staging/``, which no reader lists; each attempt of a task uses a name of its own.
-When every task has a successful attempt, Spark hands their messages to the driver, and only the driver writes to a
-log: it takes the agent's name, stamps the rows of those attempts, above everything that is in the store by then, and
-appends them. The files of other attempts are deleted unread, and so are all files when the job fails.
+When every task has a successful attempt, Spark passes the messages of these attempts to the driver. Only the driver
+writes to a log: it takes the agent's name, gives the rows of these attempts clocks above everything that is in the
+store by then, and appends them. The files of other attempts are deleted unread, and so are all files if the job fails.
 
-A job of up to `BATCH_BYTES` is one commit: all or nothing is visible, and one undo takes it back. A larger job
-is several commits, which readers may see come one after the other. If the driver dies between two of them, the first
-ones stay, and running the job again writes all of them.
+A job of up to `BATCH_BYTES` is one commit: readers see all of it or nothing, and one undo takes it back. A larger job
+is several commits, which readers may see one after the other. If the driver dies between two of them, the first ones
+stay; running the job again writes all rows again.
 
 Rows of guarded documents go to the shared log, in the agent's name, together with all other rows of the same commit. A
 job with a column ``_if_stamp`` is one transaction: it writes only if every document still has the stamp that its row
 names.
 
-Rejected: an agent per task and attempt, which writes its own log. Its rows would be visible before the job has
-succeeded; and every job would leave hundreds of names in every manifest from then on.
+Rejected: an agent for each attempt of a task, with a log of its own. Its rows would be visible before the job has
+succeeded, and every job would leave hundreds of names in all later manifests.
 """
 
 from __future__ import annotations
@@ -47,18 +47,19 @@ from opslog.spark.stores import storage_options, url_of
 from opslog.spark.write.ends import read_ends
 from opslog.spark.write.rows import Columns, Op
 
-# The most bytes in a commit of an appended job, unless one row is larger: every reader holds the last 32 in memory.
+# The most bytes in a commit of a job that appends, unless one row is larger. Every reader holds the last 32 commits in
+# memory.
 BATCH_BYTES = 8 * 1024 * 1024
 
-# The size limit of one commit that replaces everything.
+# The most bytes in the one commit of a job that replaces everything.
 OVERWRITE_BYTES = 64 * 1024 * 1024
 
 
 class Staged(WriterCommitMessage):
     """The staged rows of one attempt of a task.
 
-    :ivar partition: of the table.
-    :ivar files: in order of the rows.
+    :ivar partition: the number of the task's partition.
+    :ivar files: the staged files, in order of the rows.
     """
 
     def __init__(self, partition: int, files: list[tuple[str, int]]) -> None:
@@ -133,10 +134,10 @@ class OpslogWriter(DataSourceArrowWriter):
             self._forget(backend)
 
     def _write_if(self, backend: Backend, files: list[tuple[str, int]]) -> None:
-        """All rows, as one transaction.
+        """Write all rows, as one transaction.
 
         :raises ConflictError: a document does not have the stamp that its row names.
-        :raises UsageError: the rows are too many for one line, or two rows have one id.
+        :raises UsageError: there are too many rows for one line of a log, or two rows have the same id.
         """
         size = sum(size for _, size in files)
         if size > LINE_BYTES_MAX:
@@ -195,7 +196,7 @@ class OpslogWriter(DataSourceArrowWriter):
 
 
 class Log:
-    """An agent's log, to append to. Holds the agent's name until it is closed.
+    """Appends to an agent's log. Holds the agent's name until it is closed.
 
     :raises AgentBusyError: another process has it.
     """
@@ -203,7 +204,7 @@ class Log:
     def __init__(self, backend: Backend, agent: str) -> None:
         self._backend = backend
         self._agent = agent
-        # Only if the store has transactions.
+        # Made only if the store has transactions.
         self._guarded: GuardedWriter | None = None
         self._appender = take_name(backend, agent, REAL)
         try:
@@ -213,7 +214,7 @@ class Log:
             raise
 
     def catch_up(self) -> None:
-        """Read the end of every log. Later appends come after all of it."""
+        """Read the end of every log. Later appends get clocks above everything that was read."""
         ends = read_ends(self._backend, REAL)
         clock = LamportClock(ends.clock)
         own = ends.end(self._agent)
@@ -221,8 +222,8 @@ class Log:
         self._session = WriterSession(self._backend, self._appender, own, ends.freshness, clock, in_memory=False)
 
     def append(self, ops: list[Op]) -> None:
-        """Append one commit; it is durable on return. If a compaction has sealed this log after a long idle time, the
-        commit goes behind the seal. If it writes a guarded document, it goes to the shared log.
+        """Append one commit, which is durable on return. If a compaction has sealed this log after a long idle time,
+        the commit goes behind the seal. If the commit writes a guarded document, it goes to the shared log.
 
         :raises WriteFailedError: nothing was written.
         :raises CommitUnknownError: it may have been.
@@ -235,14 +236,14 @@ class Log:
                 self._session.append(self._session.stamp(Batch("", 0, "", ops)))
             except AgentFencedError as error:
                 self._session.go_on(self._session.pass_seal(error))
-                # With a clock above everything it would outrank transactions that came since the seal, and were not
-                # seen.
+                # Read all ends again. Otherwise the commit could outrank transactions that came since the seal, which
+                # this writer has not read.
                 self.catch_up()
             else:
                 return
 
     def _append_guarded(self, commit: Commit) -> bool:
-        """Whether a commit goes to the shared log. If so, it is there on return."""
+        """Write a commit to the shared log, if it belongs there. Returns whether it did."""
         if self._guarded is None:
             self._guarded = GuardedWriter(self._backend, self._agent, REAL)
         self._guarded.refresh()
@@ -257,7 +258,7 @@ class Log:
 
 
 def _cost(op: Op) -> int:
-    """About how many bytes of a commit it takes."""
+    """About how many bytes an op takes in a commit."""
     return len(op.id) + 40 + (len(op.data) if isinstance(op, SetOp) else 0)
 
 
