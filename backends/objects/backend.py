@@ -9,8 +9,9 @@ What this file guarantees:
   created the object, or the object exists. An existing object is read back. If its bytes are ours, the put created it.
   If the outcome is still uncertain at the deadline, the call raises `CommitUnknownError`. (Libraries and proxies below
   re-send requests on their own. So an object is read back even if the first reply is "exists already".)
-- A log's numbers are used once. Two live processes under one agent name both see a number as the next one; one of them
-  creates it, the other is fenced: `AgentFencedError`, and nothing of what it was writing is in the log.
+- A log's numbers are used once. If two live processes have the same agent name, both see the same number as the next
+  one. One of them creates the segment. The other is fenced: it raises `AgentFencedError`, and nothing of what it was
+  writing is in the log.
 - Locks are leases: objects with an owner, who renews them. Anyone may take one over once its time has passed. They
   save work and protect nothing.
 - In a forked child every call raises `ClosedError`.

@@ -132,7 +132,7 @@ def media_type(content_type: str) -> str:
 def stream_url(base: str, path: object) -> str:
     """The address of the stream at `path`, whose segments may have any characters.
 
-    :raises UsageError: a segment is empty, ``.`` or ``..``: proxies would make the path of another stream of it.
+    :raises UsageError: a segment is empty, ``.`` or ``..``, which proxies would resolve to other streams.
     """
     if not isinstance(path, str) or any(segment in {"", ".", ".."} for segment in path.split("/")):
         raise UsageError(f"{path!r} is not the path of a stream: write it as names/separated/by/slashes")

@@ -59,7 +59,7 @@ async def reply(
     """Send a whole response, and return its status. `headers` come in addition to the headers of all responses.
 
     :param head: leave out the body, but send its length.
-    :param policy: as of `begin`.
+    :param policy: see `begin`.
     """
     length = [] if status in {204, 304} else [(b"content-length", b"%d" % len(body))]
     await begin(send, status, [*headers, *length], policy)

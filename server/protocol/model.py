@@ -68,8 +68,8 @@ class Stream(msgspec.Struct, frozen=True, array_like=True):
     :ivar seq: the last Stream-Seq; bytes as latin-1, so that comparing them compares bytes.
     :ivar ttl: seconds that the stream lives after the last access.
     :ivar expires_at: the RFC 3339 text as given.
-    :ivar inherited: where the bytes are that a fork has before its own, in order and without gaps. The list also covers
-        forks of forks, so a read need not look up the source.
+    :ivar inherited: the segments with the bytes that a fork has before its own, in order and without gaps. They also
+        cover forks of forks, so a read need not look up the source.
     :ivar forks: the number of existing streams that were forked from this one.
     :ivar deleted: it was deleted or has expired, but its `forks` still need its bytes.
     :ivar earliest: the position of the first byte that retention has not deleted.

@@ -361,7 +361,7 @@ class LmdbShard:
 
 
 def _seek(cursor: Any, stream_id: int, start: int) -> bool:
-    """Move the cursor to the record that contains `start`, or else to the stream's first one behind it."""
+    """Move the cursor to the record that contains `start`, or else to the stream's first one after it."""
     key = _record_key.pack(stream_id, start)
     if cursor.set_range(key):
         if cursor.key() == key:

@@ -37,8 +37,8 @@ class Delivery:
     def __init__(self, *, allow_loopback: bool, resolve: Resolve = resolve) -> None:
         self._allow_loopback = allow_loopback
         self._resolve = resolve
-        # Ignore the proxies and password files of this machine: they could change where requests go, and what is in
-        # them.
+        # Ignore the proxies and password files of this machine: they could change the target of a request, or the
+        # request itself.
         self._http = httpx.AsyncClient(
             trust_env=False,
             follow_redirects=False,

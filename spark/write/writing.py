@@ -1,4 +1,4 @@
-"""Writing rows to a store. Each row takes effect once, even if tasks fail or run twice.
+"""Writing rows to a store: each takes effect once, even if tasks fail or run twice.
 
 Executors stage rows in files under ``staging/``, which no reader lists; each attempt of a task uses a name of its own.
 When every task has a successful attempt, Spark passes the messages of these attempts to the driver. Only the driver
