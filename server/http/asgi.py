@@ -52,12 +52,12 @@ _LIVE = frozenset({"feed", "listen"})
 class App:
     """An ASGI application that serves a storage.
 
-    Streams are dispatched by hand and answered without a framework in between: an append costs what parsing it costs.
+    Requests for streams are dispatched by hand, without a framework, so an append costs little more than its parsing.
 
     :ivar streams: the same operations without HTTP.
     :ivar metrics: figures of this application.
-    :ivar budget: what requests under way hold in memory.
-    :ivar subscriptions: what is behind the reserved paths that begin with ``__ds/``.
+    :ivar budget: counts the bytes of requests in memory.
+    :ivar subscriptions: the service for the reserved paths that begin with ``__ds/``.
     :ivar stores: the stores that are served beside streams.
     """
 

@@ -69,8 +69,8 @@ def check_path(path: str) -> str:
 
 
 def arrived(scope: Scope, max_bytes: int, holding: Holding) -> bytes | None:
-    """The whole body, if it has come already, as most short ones have; see `exchange.WHOLE_BODY`. As `body`, which
-    waits for the others."""
+    """The whole body, if it has already arrived, as most short ones have (see `exchange.WHOLE_BODY`); None: `body` has
+    to wait for it. Counts it in `holding`, and refuses one that is too large, as `body` does."""
     found: bytes | None = scope.get(WHOLE_BODY)
     if found is not None:
         if len(found) > max_bytes:
@@ -82,7 +82,7 @@ def arrived(scope: Scope, max_bytes: int, holding: Holding) -> bytes | None:
 async def body(receive: Receive, given: Fields, max_bytes: int, seconds: float, holding: Holding) -> bytes:
     """The whole body.
 
-    :param holding: of the request, which holds the body afterwards.
+    :param holding: the request's share of the budget, which includes the body afterwards.
     :raises Refused: 413 if it is larger than `max_bytes`, 408 if it does not come within `seconds`, 503 if there is no
         room for it now.
     :raises DisconnectedError: the client went away before it had sent all of it.
@@ -168,7 +168,7 @@ def create_of(path: str, given: Fields, data: bytes, source: Callable[[str], str
 
 
 def with_json(request: Create, content_type: str) -> Create:
-    """The same, with the body as it will be stored in a stream of that type."""
+    """The same request, with its body in the form in which a stream of this type stores it."""
     if not request.data or media_type(content_type) != JSON:
         return request
     data, problem = _json_record(request.data)
@@ -228,10 +228,10 @@ def _is_true(value: str | None) -> bool:
 class Read(msgspec.Struct, frozen=True):
     """Where a read begins, and of which kind it is.
 
-    :ivar position: None: the end, wherever that is.
-    :ivar offset: as the client gave it, or the one that a missing offset stands for.
+    :ivar position: None: the end of the stream when the read begins.
+    :ivar offset: as the client gave it; without one, the offset that is the default.
     :ivar live: None, ``long-poll`` or ``sse``.
-    :ivar cursor: the one that the client got before.
+    :ivar cursor: the cursor that the client got with its last response.
     """
 
     position: int | None = 0
@@ -241,7 +241,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 _FROM_BEGINNING = Read()
-# Followers at the same position ask for the same. Longer queries are not kept, as they are nobody's that means well.
+# Followers at the same position send the same query. Longer queries are not kept: no honest client sends them.
 _KEPT_QUERY_BYTES = 200
 
 

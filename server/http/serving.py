@@ -27,11 +27,11 @@ _log = logging.getLogger("opslog.server")
 class Address:
     """:ivar port: 0 for any that is free.
     :ivar certificate: in PEM, with `key`, for TLS.
-    :ivar max_connections: further ones are answered with 503.
-    :ivar header_seconds: how long a client may take to send the head of a request, and how long what was sent to it may
-        stay unread.
-    :ivar header_bytes: how large a head may be.
-    :ivar stop_seconds: how long requests may go on once the server was asked to stop.
+    :ivar max_connections: the most open at once; requests on further ones are answered with 503.
+    :ivar header_seconds: how long a client may take to send the head of a request, and how long it may take nothing of
+        what was sent to it.
+    :ivar header_bytes: the most bytes in the head of a request.
+    :ivar stop_seconds: how long requests may continue once the server was asked to stop.
     """
 
     host: str = "127.0.0.1"
