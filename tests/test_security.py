@@ -101,7 +101,10 @@ def test_nothing_of_a_store_is_ever_executed() -> None:
     """No pickle, no marshal of what was read, no eval, no YAML, no shell."""
     if not (ROOT / "opslog").is_dir():
         pytest.skip("the sources are not beside the tests")
-    allowed = {("opslog/format/documents.py", "marshal")}  # it only writes, to check whether a document has plain types
+    allowed = {
+        ("opslog/format/documents.py", "marshal"),  # it only writes, to check whether a document has plain types
+        ("opslog/doors/tokens.py", "tomllib"),  # a file of the operator; it makes plain values
+    }
     forbidden = {"pickle", "cPickle", "shelve", "dill", "cloudpickle", "marshal", "yaml", "tomllib", "code", "runpy"}
     found = set()
     for path in (path for folder in ("opslog", "backends") for path in (ROOT / folder).rglob("*.py")):

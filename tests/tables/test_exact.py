@@ -145,10 +145,9 @@ DOCUMENTS = st.lists(
 @pytest.mark.parametrize("examples", [40, pytest.param(400, marks=pytest.mark.long)])
 def test_a_table_of_any_documents_says_the_same(examples: int) -> None:
     """However they came into the table: when it was made, or later."""
-    settings(max_examples=examples, deadline=None)(check_table)()
+    settings(max_examples=examples, deadline=None)(given(documents=DOCUMENTS, split=st.integers(0, 6))(check_table))()
 
 
-@given(documents=DOCUMENTS, split=st.integers(0, 6))
 def check_table(documents: list[dict[str, Any]], split: int) -> None:
     with opslog.open("memory://", agent="a", compact_after=None) as store:
         for number, document in enumerate(documents[:split]):
