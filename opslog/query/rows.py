@@ -33,7 +33,7 @@ class Rows:
         self,
         ids: Sequence[str],
         columns: Mapping[str, Sequence[Any]],
-        others: Iterable[Record],
+        others: Sequence[Record],
         source: _Source,
         numbers: Sequence[int],
     ) -> None:
@@ -45,14 +45,14 @@ class Rows:
         self._numbers = numbers
 
     @classmethod
-    def unread(cls, records: Iterable[Record]) -> Rows:
+    def unread(cls, records: Sequence[Record]) -> Rows:
         """Rows for records whose fields are not read."""
         return cls((), {}, records, _Decoded([], []), ())
 
     @property
     def last(self) -> str:
-        """The greatest id. Only for rows made of lines or of a sequence of records."""
-        return max([*self.ids[-1:], *(record.id for record in list(self.others)[-1:])])
+        """The greatest id."""
+        return max([*self.ids[-1:], *(record.id for record in self.others[-1:])])
 
     def sets(self, places: Iterable[int]) -> list[Set]:
         """The records of the documents at these places in `ids`."""
@@ -65,7 +65,7 @@ class Rows:
         sets = self._source.sets(numbers)
         return zip(sets, self._source.documents(numbers, sets), strict=True)
 
-    def without(self, ids: Collection[str], others: Iterable[Record]) -> Rows:
+    def without(self, ids: Collection[str], others: Sequence[Record]) -> Rows:
         """A copy without the documents of these ids, and with `others` in place of its own."""
         kept = [id not in ids for id in self.ids]
         columns = {name: list(compress(column, kept)) for name, column in self.columns.items()}

@@ -36,7 +36,7 @@ from opslog.query.rows import Names, Reader, Rows
 from opslog.replica.following import Following
 from opslog.replica.found import SCAN, Found
 from opslog.replica.indexes import INDEX_BYTES_MAX, Building, Indexes
-from opslog.replica.scanning import scan
+from opslog.replica.scanning import scan, unread
 from opslog.replica.state import State, View
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ class Questions(Generic[T]):
         return groups_of(asked, self._all(asked.names, at, records), self._schema.current)
 
     def _all(self, names: Names, at: Frozen | None, records: Iterable[Set]) -> Iterable[Rows]:
-        return self.rows(names) if at is None else (Rows.unread(records),)
+        return self.rows(names) if at is None else unread(records)
 
     def index(self, path: Path, at: Frozen | None = None) -> None:
         """Make the index of a path, unless it is there. Errors as of `Store.find`.
@@ -216,7 +216,7 @@ class Questions(Generic[T]):
             for some in self.rows(asked.names):
                 if read >= _FIRST:
                     raise _TooMany
-                read += len(some.ids) + len(list(some.others))
+                read += len(some.ids) + len(some.others)
                 yield some
 
         try:

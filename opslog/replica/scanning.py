@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ def _rows(
     reader: Reader,
 ) -> Iterator[Rows]:
     if lines is not None and runs:
-        yield from _unread(live_records([LinesOverRuns(lines, runs)], winners, overlaid))
+        yield from unread(live_records([LinesOverRuns(lines, runs)], winners, overlaid))
         return
     above = records_with_deletes(runs[:-1], winners, overlaid)
     upper = next(above, None)
@@ -56,10 +56,11 @@ def _rows(
             upper = next(above, None)
         yield _covered(rows, over) if over else rows
     if upper is not None:
-        yield from _unread(record for record, _ in chain([upper], above))
+        yield from unread(record for record, _ in chain([upper], above))
 
 
-def _unread(records: Iterator[Record]) -> Iterator[Rows]:
+def unread(records: Iterable[Record]) -> Iterator[Rows]:
+    """Rows for records whose fields are not read, some hundreds at a time."""
     return map(Rows.unread, batched(records, _AT_ONCE))
 
 

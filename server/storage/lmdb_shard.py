@@ -168,8 +168,8 @@ class LmdbShard:
             raise WriteFailedError(f"nothing was changed: {problem}")
         try:
             self._commit(changes)
-        except CommitUnknownError:
-            self._known.clear()
+        except BaseException:
+            self._known.clear()  # the changes may have happened
             raise
         self._note_streams(changes.streams)
         self._note_lengths()
