@@ -137,6 +137,7 @@ def test_wheel_is_of_the_platform_and_every_python(wheel: Path, tmp_path: Path) 
     assert run(python, "-c", KERNEL, cwd=tmp_path, OPSLOG_KERNEL="").split() == ["C" if COMPILER else "Python"]
 
 
+@pytest.mark.long
 def test_without_a_compiler_it_is_installed_without_the_kernel(tree: Path, tmp_path: Path) -> None:
     copy = tmp_path / "tree"
     shutil.copytree(tree, copy, ignore=shutil.ignore_patterns("build", "*.so"))
@@ -160,6 +161,7 @@ def test_wheel_runs_a_simulation_of_users_own_agents(wheel: Path, tmp_path: Path
     assert run(python, "-W", "error", "-c", example, cwd=tmp_path) == printed
 
 
+@pytest.mark.long
 def test_editable_install_is_the_tree(tree: Path, tmp_path: Path) -> None:
     python = install(tmp_path / "env", "--editable", tree)
     assert imported_from(python) == {

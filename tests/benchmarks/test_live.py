@@ -9,6 +9,7 @@ import pytest
 from benchmarks import live
 
 
+@pytest.mark.long
 def test_it_measures_what_the_page_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     live.build(tmp_path / "store", 60)
     live.measure(tmp_path / "store", 2)

@@ -12,7 +12,10 @@ from benchmarks.server_page import GOALS, Report, Result, above, goals, write_pa
 from tests.support.node_streams import package
 
 
-@pytest.mark.parametrize("contender", list(server.CONTENDERS))
+@pytest.mark.parametrize(
+    "contender",
+    [pytest.param(name, marks=pytest.mark.long) if name == server.REFERENCE else name for name in server.CONTENDERS],
+)
 @pytest.mark.parametrize("name", [name for name in server.WORKLOADS if "64" not in name and "16" not in name])
 def test_every_kind_of_workload_runs(name: str, contender: str) -> None:
     if contender == server.REFERENCE and package("server") is None:

@@ -174,6 +174,7 @@ def documents_asked(served: Served) -> list[dict[str, list[str]]]:
     return [parse_qs(url.query) for url in found if url.path == "/v1/store/tasks/documents"]
 
 
+@pytest.mark.long
 def test_it_goes_on_when_the_server_is_started_again(browser: Browser, tmp_path: Path) -> None:
     store = tmp_path / "tasks"
     with serving("--memory", "--store", f"tasks={store}") as server:
@@ -194,6 +195,7 @@ def test_it_goes_on_when_the_server_is_started_again(browser: Browser, tmp_path:
     context.close()
 
 
+@pytest.mark.long
 def test_a_feed_that_was_made_anew_is_read_from_its_beginning(browser: Browser, tmp_path: Path) -> None:
     """Its offsets belong to other messages."""
     store = tmp_path / "tasks"
@@ -442,6 +444,7 @@ def test_everything_is_done_with_the_keyboard(browser: Browser, served: Served) 
             page.locator("#id", has_text="b").wait_for()
 
 
+@pytest.mark.long
 def test_views_that_are_drawn_again_keep_the_focus(browser: Browser, served: Served) -> None:
     with served.open("planner") as store:
         store["a"] = {}
@@ -457,6 +460,7 @@ def test_views_that_are_drawn_again_keep_the_focus(browser: Browser, served: Ser
             assert page.evaluate("document.activeElement.textContent") == "a"
 
 
+@pytest.mark.long
 def test_the_history_of_a_document_is_read_again_where_it_was_written(browser: Browser, served: Served) -> None:
     def read() -> int:
         return sum("/history/" in url for url in served.asked)

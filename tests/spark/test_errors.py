@@ -73,6 +73,7 @@ def test_an_error_of_a_task_is_found_again(spark: SparkSession, store: Path, dam
         assert str(corrupt).endswith("`opslog verify` lists all damage")
 
 
+@pytest.mark.long
 def test_an_error_of_a_write_is_found_again(spark: SparkSession, store: Path) -> None:
     columns = "id string, data string, _if_stamp string"
     conflict = fault(lambda: written(spark, store, ("claim", "{}", "5@transactions"), columns), AnalysisException)
@@ -82,6 +83,7 @@ def test_an_error_of_a_write_is_found_again(spark: SparkSession, store: Path) ->
     assert type(invalid) is opslog.InvalidDocumentError
 
 
+@pytest.mark.long
 def test_a_compaction_raises_the_error_itself(spark: SparkSession, store: Path) -> None:
     with opslog.open(store, agent="a", compact_after=None) as opened:
         for number in range(3):
