@@ -21,50 +21,9 @@ from opslog.backends import posix
 from opslog.format.layout import segment_path
 from opslog.log.writer import LogWriter
 from opslog.store import replica_of
-from tests.support.faults import failing
+from tests.support.faults import KINDS, attempts, failing, stored, write_first
 
 Store = opslog.Store[dict[str, Any]]
-Write = Callable[[int, bytes], int]
-
-
-def stored(root: Path) -> dict[str, Any]:
-    """The documents that a newly opened store finds."""
-    with opslog.open(root, read_only=True) as fresh:
-        return dict(fresh.items())
-
-
-def write_first(length: int, code: int = errno.ENOSPC) -> Write:
-    """An `os.write` for a disk that has room for this many bytes."""
-    real, room = os.write, length
-
-    def write(descriptor: int, data: bytes) -> int:
-        nonlocal room
-        if not room:
-            raise OSError(code, os.strerror(code))
-        written = real(descriptor, bytes(data)[:room])
-        room -= written
-        return written
-
-    return write
-
-
-def attempts(store: Store) -> dict[str, Callable[[], object]]:
-    """One write of each kind, on a store that has a document "old"."""
-
-    def batch() -> None:
-        with store.batch():
-            store["old"] = {"by": "batch"}
-            store["new"] = {"by": "batch"}
-
-    return {
-        "set": lambda: store.set("new", {"by": "set"}),
-        "delete": lambda: store.delete("old"),
-        "batch": batch,
-        "undo": store.undo,
-    }
-
-
-KINDS = ["set", "delete", "batch", "undo"]
 
 
 class TestNotWritten:

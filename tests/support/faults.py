@@ -1,10 +1,17 @@
-"""Failing system calls."""
+"""Failing system calls, and writes that meet them."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import opslog
+
+Store = opslog.Store[dict[str, Any]]
+Write = Callable[[int, bytes], int]
 
 
 def failing(code: int) -> Callable[..., Any]:
@@ -19,3 +26,43 @@ def failing(code: int) -> Callable[..., Any]:
 def interrupted(*args: object, **options: object) -> Any:
     """A system call that Ctrl-C interrupts."""
     raise KeyboardInterrupt
+
+
+def stored(root: Path) -> dict[str, Any]:
+    """The documents that a newly opened store finds."""
+    with opslog.open(root, read_only=True) as fresh:
+        return dict(fresh.items())
+
+
+def write_first(length: int, code: int = errno.ENOSPC) -> Write:
+    """An `os.write` for a disk that has room for this many bytes."""
+    real, room = os.write, length
+
+    def write(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(code, os.strerror(code))
+        written = real(descriptor, bytes(data)[:room])
+        room -= written
+        return written
+
+    return write
+
+
+def attempts(store: Store) -> dict[str, Callable[[], object]]:
+    """One write of each kind, on a store that has a document "old"."""
+
+    def batch() -> None:
+        with store.batch():
+            store["old"] = {"by": "batch"}
+            store["new"] = {"by": "batch"}
+
+    return {
+        "set": lambda: store.set("new", {"by": "set"}),
+        "delete": lambda: store.delete("old"),
+        "batch": batch,
+        "undo": store.undo,
+    }
+
+
+KINDS = ["set", "delete", "batch", "undo"]
