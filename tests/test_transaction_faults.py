@@ -10,8 +10,8 @@ import itertools
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -164,20 +164,27 @@ def test_an_interrupt_before_what_was_appended_is_in_memory_does_not_hide_it(
 
 
 @pytest.mark.parametrize("undoes", [False, True])
+@pytest.mark.parametrize("cause", ["an interrupt", "a torn state"])
 def test_the_first_transaction_that_was_appended_and_is_not_in_memory_guards_what_it_wrote(
-    url: str, undoes: bool, monkeypatch: pytest.MonkeyPatch
+    url: str, cause: str, undoes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plain write and an undo that come after it find this out."""
     with open_writer(url, "a") as store:
         store["before"] = {}
         first = deciding_of(store).submit(partial(transaction.create, "x", {"by": "transaction"}))
+        replica = replica_of(store)
+        real = replica.take_own
 
-        def interrupted(commits: Iterable[Commit], end: Cursor) -> None:
-            raise KeyboardInterrupt
+        def take_own(commits: Sequence[Commit], end: Cursor) -> None:
+            if cause == "an interrupt":
+                raise KeyboardInterrupt
+            # As if another thread had been interrupted while it took in a commit of its own log.
+            replica.change(lambda state: setattr(state, "is_torn", True))
+            real(commits, end)
 
         with monkeypatch.context() as patch:
-            patch.setattr(replica_of(store), "take_own", interrupted)
-            with pytest.raises(KeyboardInterrupt):
+            patch.setattr(replica, "take_own", take_own)
+            with pytest.raises(KeyboardInterrupt) if cause == "an interrupt" else nullcontext():
                 deciding_of(store).decide_all()
         first.outcome()
         if undoes:
@@ -186,6 +193,9 @@ def test_the_first_transaction_that_was_appended_and_is_not_in_memory_guards_wha
         else:
             store["x"] = {"by": "plain write"}
             assert store["x"] == {"by": "plain write"}
+            record = store.record("x")
+            assert record is not None
+            assert record.agent == TRANSACTIONS
 
 
 def test_a_plain_write_after_the_half_of_a_group_that_is_in_the_log_wins(
