@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import msgspec
 import pytest
 
 from opslog.errors import (
@@ -26,6 +27,7 @@ from opslog.errors import (
 )
 from opslog.server import Options
 from opslog.server.http.asgi import App
+from opslog.server.protocol.model import Stream
 from opslog.server.protocol.storage import Changes
 from opslog.server.storage.directory import DirectoryStorage
 from opslog.server.storage.lmdb_file import missing_page
@@ -133,6 +135,28 @@ def test_a_change_during_a_commit_is_seen_before_its_answer(
     storage.close()
 
 
+def test_what_may_have_been_committed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt comes between a commit and the note of it in memory."""
+    storage = DirectoryStorage(tmp_path / "data", map_bytes=MAP_BYTES)
+    shard = storage.shards[0]
+    assert isinstance(shard, LmdbShard)
+    before = Stream(1, "a", "text/plain", 0.0, 0.0)
+    after = msgspec.structs.replace(before, tail=1)
+    shard.commit(Changes(streams={"a": before}))
+    real = shard._commit
+
+    def interrupted(changes: Changes) -> None:
+        real(changes)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard, "_commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            shard.commit(Changes(streams={"a": after}, records=[(1, 0, b"x")]))
+    assert shard.stream("a") == after
+    storage.close()
+
+
 def test_a_running_server_whose_directory_is_deleted(tmp_path: Path) -> None:
     with serving("--data", str(tmp_path / "data")) as server:
         http("PUT", f"{server.url}/a", headers=TEXT)
@@ -234,6 +258,7 @@ READ_ALL = """
 import sys
 from opslog.errors import CorruptError
 from opslog.server.storage.directory import DirectoryStorage
+from opslog.server.protocol.model import Stream
 from opslog.server.protocol.storage import Changes
 try:
     storage = DirectoryStorage(sys.argv[1])
