@@ -119,7 +119,7 @@ def broken(self: object, *arguments: object) -> None:
     raise opslog.WriteFailedError("the disk is full")
 
 
-def test_of_a_document_archived_twice_the_later_counts(url: str) -> None:
+def test_the_later_archive_of_a_document_counts(url: str) -> None:
     with opslog.open(url, agent="a") as store:
         for number in (1, 2, 3):
             store["x"] = {"number": number}

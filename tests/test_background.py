@@ -77,7 +77,7 @@ def test_an_exception_between_two_runs_does_not_end_it(
     until(partial(work.has_run_since, before))
 
 
-def test_one_that_was_ended_is_started_anew(make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_ended_is_started_again(make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended by an exception that nobody should catch, such as one of a debugger or a test."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     work = Work(SystemExit())

@@ -168,7 +168,7 @@ def test_an_undo_that_took_nothing_back_has_not_won(tmp_path: Path) -> None:
         assert seen(changes) == []
 
 
-def test_who_was_stopped_half_way_and_begins_again_from_the_old_token_gets_it_right(url: str) -> None:
+def test_a_follower_that_stopped_half_way_may_begin_again_at_its_old_token(url: str) -> None:
     """Some of the changes that it had applied were taken back since, and are as they were at the token."""
     with open_writer(url, "a") as a, opslog.open(url, read_only=True) as reader:
         a["x"] = {"n": 1}

@@ -93,7 +93,7 @@ def test_an_undo_in_the_shared_log(url: str) -> None:
         assert shown(reader.ops()) == [("set", ("x",)), ("undo", ("x",))]
 
 
-def test_an_undo_that_came_in_while_the_store_was_loaded_anew(url: str) -> None:
+def test_an_undo_that_arrives_while_the_store_is_reloaded(url: str) -> None:
     """What it cancels was read before that."""
     with open_store(url, "a") as writer, open_store(url, "b") as reader:
         writer["x"] = {}

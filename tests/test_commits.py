@@ -169,7 +169,7 @@ def test_a_snapshot_holds_records_alone() -> None:
                 decode_records(line, "p", 0)
 
 
-def test_of_two_ops_of_a_batch_on_one_document_the_later_counts() -> None:
+def test_the_later_of_two_ops_on_one_document_in_a_batch_counts() -> None:
     batch = Batch(
         TS, 9, "a", [SetOp("x", raw({"n": 1})), DeleteOp("y"), SetOp("x", raw({"n": 2}), 4), DeleteOp("x", "p")]
     )

@@ -106,7 +106,7 @@ def test_cancelled_commits_are_not_compacted(url: str, backend: Backend) -> None
     assert set(snapshot_of(backend)) == {"kept"}
 
 
-def test_an_undo_that_is_not_compacted_itself_is_heeded_all_the_same(url: str, backend: Backend) -> None:
+def test_an_undo_that_is_not_compacted_itself_still_counts(url: str, backend: Backend) -> None:
     with open_store(url, undo_window=2) as store:
         store["x"] = {"n": 1}
         store["x"] = {"n": 2}
@@ -346,7 +346,9 @@ def racing(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> No
     monkeypatch.setattr(compaction.Tail, "seal_idle", pause)
 
 
-def test_of_two_compactions_at_once_one_publishes(url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_simultaneous_compactions_publishes(
+    url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_store(url, undo_window=0) as store:
         fill(store, 40)
         racing(monkeypatch, lambda: compact_unlocked(backend, REAL))

@@ -169,9 +169,7 @@ def before_each_append(patch: pytest.MonkeyPatch, store: Store, calls: Iterable[
     patch.setattr(backend, "append_at", append)
 
 
-def test_who_comes_after_a_group_has_refreshed_waits_for_the_next_one(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_after_the_refresh_of_a_group_waits_for_the_next_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would miss what was acknowledged after that refresh and before its own call."""
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         deciding, replica = deciding_of(a), replica_of(a)
@@ -192,7 +190,7 @@ def test_who_comes_after_a_group_has_refreshed_waits_for_the_next_one(
         assert late[0].outcome() == a["n"] == {"n": 11}
 
 
-def test_nobody_hears_an_outcome_before_the_append_of_its_group(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_outcome_is_known_before_the_append_of_its_group(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         a.create("n", {"n": 0})
         deciding = deciding_of(a)

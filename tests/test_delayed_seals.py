@@ -95,7 +95,7 @@ def check_converged(world: World, live: Store) -> None:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_delayed_seal_is_not_taken_for_the_end_of_the_log(world: World, live: Store, write: Write) -> None:
+def test_a_delayed_seal_is_not_mistaken_for_the_end_of_the_log(world: World, live: Store, write: Write) -> None:
     leave_delayed_seal(world)
     write(live)
     check_converged(world, live)
@@ -126,7 +126,7 @@ def test_a_compaction_does_not_count_a_seal_that_came_too_late(world: World, liv
     check_converged(world, live)
 
 
-def test_with_asyncio_a_delayed_seal_is_not_taken_for_the_end_of_the_log(world: World) -> None:
+def test_with_asyncio_a_delayed_seal_is_not_mistaken_for_the_end_of_the_log(world: World) -> None:
     async def write() -> None:
         options: dict[str, Any] = {"environment": world.environment, "now": world.now, "compact_after": None}
         async with aio.open(world.url, agent="a", **options) as store:

@@ -105,7 +105,7 @@ def test_the_manifest_that_was_collected_is_collected_when_it_comes_back(url: st
         opslog.open(url, as_of=1)
 
 
-def test_of_manifests_of_older_programs_those_without_a_gap_are_retained(url: str, backend: Backend) -> None:
+def test_manifests_of_older_programs_are_retained_back_to_a_gap(url: str, backend: Backend) -> None:
     for number in (3, 4):
         manifest = ManifestStore(backend).read(number)
         backend.delete([manifest_path(number)])

@@ -402,7 +402,7 @@ def act(store: opslog.Store[Any], chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_stranger_reads_what_the_store_says(tmp_path: Path, seed: int) -> None:
+def test_an_independent_reader_reads_what_the_store_reads(tmp_path: Path, seed: int) -> None:
     """Agents with stale views, sessions that come and go, torn tails, compactions, seals and garbage collection."""
     chance = random.Random(seed)
     settings = opslog.Settings(undo_window=3, grace_seconds=0.0, undo_ttl_seconds=0.0)
@@ -428,7 +428,7 @@ def test_a_stranger_reads_what_the_store_says(tmp_path: Path, seed: int) -> None
     assert len(Stranger(root).manifest["runs"]) > 0
 
 
-def test_the_stranger_notices_damage(tmp_path: Path) -> None:
+def test_the_independent_reader_notices_damage(tmp_path: Path) -> None:
     """Otherwise its checks above would prove nothing."""
     show_store(tmp_path)
     for path, data in shown_files().items():

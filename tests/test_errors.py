@@ -54,7 +54,7 @@ ATTRIBUTES: dict[type[errors.OpslogError], dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_they_travel_with_their_attributes(kind: type[errors.OpslogError]) -> None:
+def test_pickling_keeps_attributes(kind: type[errors.OpslogError]) -> None:
     attributes = ATTRIBUTES.get(kind, {})
     error = kind("what happened, and 'what' to do", **attributes)
     arrived = pickle.loads(pickle.dumps(error))

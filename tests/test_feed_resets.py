@@ -128,7 +128,7 @@ def test_as_long_as_its_manifest_is_retained_a_token_serves(url: str) -> None:
             assert len(changes.commits) == 10
 
 
-def test_the_token_of_who_follows_is_renewed_by_compactions(url: str) -> None:
+def test_compactions_renew_the_token_of_a_follower(url: str) -> None:
     with open_writer(url, "a", settings=opslog.Settings(undo_window=0, grace_seconds=0)) as a:
         a["x"] = {}
         found = a.follow()

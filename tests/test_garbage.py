@@ -105,7 +105,7 @@ def test_superseded_files_stay_for_the_grace_period(url: str, backend: Backend, 
     assert paths(backend, "ops/") == [segment_path("a", number) for number in (2, 3, 4)]
 
 
-def test_manifests_are_gone_for_good_before_what_they_name(
+def test_manifests_are_durably_deleted_before_the_files_they_name(
     url: str, backend: Backend, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deletions of one call may reach a disk in any order. If a power cut brings a manifest back, its runs are
@@ -303,7 +303,7 @@ def test_no_name_makes_a_log_or_an_archive_garbage(url: str, backend: Backend, c
         assert set(store.load_archive(name)) == {"kept", "filed"}
 
 
-def test_only_who_published_the_newest_collects(url: str, backend: Backend, clock: Clock) -> None:
+def test_only_the_publisher_of_the_newest_manifest_collects(url: str, backend: Backend, clock: Clock) -> None:
     session(url, grace_seconds=0.0)
     for _ in range(3):
         session(url)
@@ -316,7 +316,7 @@ def test_only_who_published_the_newest_collects(url: str, backend: Backend, cloc
     assert paths(backend) == before
 
 
-def test_strangers_are_left_alone(url: str, backend: Backend, clock: Clock) -> None:
+def test_unknown_files_are_left_alone(url: str, backend: Backend, clock: Clock) -> None:
     strangers = [
         "notes.txt",
         "manifests/readme",

@@ -80,7 +80,7 @@ def test_opening_a_store_and_writing_to_it_asks_for_no_id() -> None:
         assert about_id() == ["put_new", "get", "get"], "a store remembers its id"
 
 
-def test_an_old_store_gets_an_id_from_a_compaction_and_not_from_who_only_reads(url: str) -> None:
+def test_an_old_store_gets_an_id_from_a_compaction_and_not_from_a_reader(url: str) -> None:
     with open_writer(url, "a") as store:
         for number in range(40):
             store["x"] = {"n": number}

@@ -208,7 +208,7 @@ def test_an_agent_that_wrote_meanwhile_is_not_written_over(
     assert content(root) == {"meanwhile": {}, "a": {}}
 
 
-def test_a_log_that_came_and_was_collected_meanwhile_is_not_begun_anew(
+def test_a_log_that_appeared_and_was_collected_meanwhile_is_not_begun_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody would read commits that are imported under used numbers."""

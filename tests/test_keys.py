@@ -86,7 +86,7 @@ def test_a_compaction_may_have_read_more_than_is_searched(
     assert sorted(first) == ["x", "y", "z"]
 
 
-def test_of_two_that_are_decided_together_one_writes(stores: list[Store[Documents]]) -> None:
+def test_one_of_two_transactions_decided_together_writes(stores: list[Store[Documents]]) -> None:
     store, key = stores[0], key_made()
     replica = replica_of(store)
     append_at, waited = replica.backend.append_at, list[bool]()

@@ -216,7 +216,7 @@ def test_a_field_that_goes_takes_a_new_version(tmp_path: Path) -> None:
         assert fresh["x"] == {"title": "a", "status": "done"}
 
 
-def test_a_document_that_nobody_can_read_can_be_set_anew(tmp_path: Path) -> None:
+def test_a_document_that_nobody_can_read_can_be_set_again(tmp_path: Path) -> None:
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {"title": "a", "due": 1}
     (segment,) = (tmp_path / "ops" / "a").iterdir()

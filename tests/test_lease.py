@@ -131,7 +131,7 @@ def test_it_is_taken_over_when_it_was_not_renewed(one: Worker, two: Worker) -> N
     assert (mine.stamp, mine.remaining) == (None, 0.0)
 
 
-def test_nobody_takes_it_over_at_first_sight(one: Worker, two: Worker) -> None:
+def test_nobody_takes_over_a_lease_that_was_just_seen(one: Worker, two: Worker) -> None:
     """However long ago it was claimed, by any clock: the time counts from when it was first seen."""
     assert one.lease().claim()
     for machine in (one.machine, two.machine):
@@ -143,7 +143,7 @@ def test_nobody_takes_it_over_at_first_sight(one: Worker, two: Worker) -> None:
     assert other.claim()
 
 
-def test_each_renewal_begins_the_time_anew(one: Worker, two: Worker) -> None:
+def test_each_renewal_restarts_the_time(one: Worker, two: Worker) -> None:
     mine, other = one.lease(), two.lease()
     assert mine.claim()
     for _ in range(5):
@@ -156,7 +156,7 @@ def test_each_renewal_begins_the_time_anew(one: Worker, two: Worker) -> None:
     assert not other.claim()
 
 
-def test_time_while_a_worker_was_paused_between_two_sights_does_not_count(one: Worker, two: Worker) -> None:
+def test_time_that_a_worker_was_paused_does_not_count(one: Worker, two: Worker) -> None:
     mine, other = one.lease(), two.lease()
     assert mine.claim()
     assert not other.claim()

@@ -64,7 +64,7 @@ def test_a_bell_that_was_rung_before_is_heard_once() -> None:
     assert not bell.wait(0.001)
 
 
-def test_a_bell_wakes_who_waits() -> None:
+def test_a_bell_wakes_its_waiters() -> None:
     bell, heard = Bell(), list[bool]()
     waiting = threading.Thread(target=lambda: heard.append(bell.wait(float("inf"))))
     waiting.start()

@@ -316,7 +316,7 @@ def test_one_caller_writes_one_line_at_a_time(log: Log) -> None:
     assert len(log.disk.groups) == 3
 
 
-def test_callers_who_come_while_the_disk_is_busy_share_the_next_append(log: Log) -> None:
+def test_callers_that_arrive_while_the_disk_is_busy_share_the_next_append(log: Log) -> None:
     log.disk.may_go.clear()
     (leader,) = run_all([log.set])
     assert log.disk.entered.acquire(timeout=60)

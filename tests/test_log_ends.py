@@ -42,7 +42,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("remove", [whole_log, last_commit])
 class TestRemoved:
-    def test_it_is_found_by_who_opens_the_store(self, root: Path, remove: Remove) -> None:
+    def test_opening_the_store_finds_it(self, root: Path, remove: Remove) -> None:
         remove(root)
         for agent in ("planner", "worker", "new"):
             with pytest.raises(opslog.CorruptError, match=r"ops/worker/0+1\.jsonl is missing, or ends before byte"):
@@ -64,7 +64,7 @@ class TestRemoved:
             with pytest.raises(opslog.CorruptError, match="ops/worker/"):
                 reader.refresh()
 
-    def test_it_is_found_by_who_asks_for_the_history(self, root: Path, remove: Remove) -> None:
+    def test_history_finds_it(self, root: Path, remove: Remove) -> None:
         with opslog.open(root, read_only=True) as reader:
             remove(root)
             with pytest.raises(opslog.CorruptError, match="ops/worker/"):

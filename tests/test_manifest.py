@@ -245,7 +245,7 @@ def manifest(number: int, **fields: Any) -> Manifest:
     return Manifest(number=number, created="", **fields)
 
 
-def test_the_greatest_number_is_the_truth(backend: Backend) -> None:
+def test_the_manifest_with_the_greatest_number_counts(backend: Backend) -> None:
     store = ManifestStore(backend)
     assert store.newest_number() == 0
     for number in (1, 9, 10, 2):
@@ -290,7 +290,7 @@ def test_racing_creators_of_the_first_agree(backend: Backend) -> None:
     assert len(seen) == 8
 
 
-def test_a_read_starts_again_when_the_truth_moved(backend: Backend) -> None:
+def test_a_read_starts_again_after_a_newer_manifest(backend: Backend) -> None:
     store = ManifestStore(backend)
     store.create(manifest(1))
     seen: list[int] = []

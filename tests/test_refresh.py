@@ -137,7 +137,7 @@ def test_a_refresh_is_not_part_of_a_batch_and_leaves_it_alone(url: str) -> None:
         assert set(b) == {"x", "y"}
 
 
-def test_commits_compacted_before_they_were_read_are_given_all_the_same(url: str) -> None:
+def test_commits_compacted_before_they_were_read_are_still_returned(url: str) -> None:
     """Nothing is collected within the grace period, so a reader that comes late misses nothing."""
     with opslog.open(url, agent="writer") as writer, opslog.open(url, agent="reader") as reader:
         fill(writer, 40)

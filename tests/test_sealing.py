@@ -120,7 +120,7 @@ def test_an_import_waits_for_a_name_too(url: str) -> None:
         assert set(store) == {"first", "second"}
 
 
-def test_of_two_compactions_one_seals(url: str) -> None:
+def test_only_one_of_two_compactions_seals(url: str) -> None:
     backend = open_backend(url)
     with backend.lock(session.SEALING_LOCK):
         assert compact(backend, REAL).sealed == ()

@@ -54,7 +54,7 @@ def shared(store: Store) -> list[opslog.Commit]:
 # -- what each call does
 
 
-def test_one_of_all_who_create_a_document_succeeds(url: str) -> None:
+def test_one_of_all_creators_of_a_document_succeeds(url: str) -> None:
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         a.create("task", {"by": "a"})
         with pytest.raises(ExistsError, match="a wrote it") as failed:
@@ -265,7 +265,7 @@ def test_plain_writes_of_a_guarded_document_go_through_the_shared_log(url: str) 
         assert a.record("x").agent == TRANSACTIONS  # type: ignore[union-attr]
 
 
-def test_a_plain_write_of_a_guarded_document_is_decided_on_by_those_who_come_later(url: str) -> None:
+def test_later_transactions_see_a_plain_write_of_a_guarded_document(url: str) -> None:
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         a.create("x", {"n": 0})
         b.refresh()
@@ -369,7 +369,7 @@ def test_a_transaction_that_is_not_in_the_log_lets_no_plain_write_win_over_one_t
 # -- undo
 
 
-def test_undo_takes_back_the_newest_commit_wherever_it_stands(url: str) -> None:
+def test_undo_takes_back_the_newest_commit_in_whichever_log_it_is(url: str) -> None:
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         a["plain"] = {"n": 1}
         a.create("x", {"n": 1})

@@ -248,7 +248,7 @@ def test_no_view_of_the_past_cuts_between_transactions_in_the_wrong_order(url: s
     check(url)
 
 
-def test_history_and_ops_say_who_did_it_and_what_was_undone(url: str) -> None:
+def test_history_and_ops_show_authors_and_what_was_undone(url: str) -> None:
     with opslog.open(url, agent="a") as a, opslog.open(url, agent="b") as b:
         a.create("x", {"n": 1})
         b.modify("x", lambda document: {"n": 2})

@@ -432,7 +432,7 @@ def test_repair_moves_aside_what_nobody_needs_and_nothing_else(root: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "empty", "of another file"])
-def test_repair_makes_an_index_anew_from_a_whole_part(root: Path, damage: str) -> None:
+def test_repair_rebuilds_an_index_from_a_whole_part(root: Path, damage: str) -> None:
     part = first(root, "snapshots/*/*.jsonl")
     index = index_path(part)
     before, good = bytes_of(root), (root / index).read_bytes()
@@ -569,7 +569,7 @@ def test_a_line_with_a_field_twice_is_reported(tmp_path: Path) -> None:
     assert "'clock' twice" in problem.message
 
 
-def test_of_many_missing_segments_some_are_named(tmp_path: Path) -> None:
+def test_only_some_of_many_missing_segments_are_named(tmp_path: Path) -> None:
     """A manifest may say that very many are missing. Memory and time must not grow with that number."""
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {}

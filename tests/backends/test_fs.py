@@ -55,7 +55,7 @@ print(*won, flush=True)
 """
 
 
-def test_of_racing_processes_exactly_one_creates_each_file(root: Path, start: Callable[..., Process]) -> None:
+def test_exactly_one_of_racing_processes_creates_each_file(root: Path, start: Callable[..., Process]) -> None:
     racers = {name: start(RACER, root, name) for name in "abcd"}
     for racer in racers.values():
         assert racer.hear() == "ready"
@@ -82,7 +82,7 @@ with backend.lock("compaction"):
 """
 
 
-def test_a_killed_holder_gives_everything_free_at_once(
+def test_everything_that_a_killed_process_held_is_free_at_once(
     root: Path, backend: FsBackend, start: Callable[..., Process]
 ) -> None:
     holder = start(HOLDER, root)

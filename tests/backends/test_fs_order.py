@@ -73,7 +73,7 @@ def test_the_loser_of_a_race_makes_the_winner_durable(backend: FsBackend, trace:
     assert not [call for call in trace if call.startswith("link")]
 
 
-def test_directories_that_can_be_removed_are_never_taken_for_durable(backend: FsBackend, trace: list[str]) -> None:
+def test_directories_that_can_be_removed_never_count_as_durable(backend: FsBackend, trace: list[str]) -> None:
     for number in range(2):
         trace.clear()
         backend.create(f"archive/2026-Q4/{number}", b"x")

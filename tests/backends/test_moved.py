@@ -188,7 +188,7 @@ def test_lock_files_removed_while_an_append_is_under_way(
     "moment",
     moments((posix, "names"), (Descriptor, "open"), (flock, "try_lock"), (posix, "fsync_directory")),
 )
-def test_of_two_writers_one_goes_on_at_most_wherever_the_first_was_paused(
+def test_at_most_one_of_two_writers_continues_wherever_the_first_was_paused(
     backend: FsBackend, root: Path, when: When, earlier: int, moment: Moment
 ) -> None:
     """The lock files are removed at each step of beginning a segment, and then another process opens, writes and

@@ -216,7 +216,7 @@ def test_a_session_that_was_replaced_writes_nothing_any_more(served: Served) -> 
     assert log_of(served.open(), "a") == b"1\n2\n3\n"
 
 
-def test_a_session_goes_on_when_the_server_was_started_anew(served: Served) -> None:
+def test_a_session_continues_after_a_restart_of_the_server(served: Served) -> None:
     appender = served.open().appender("a")
     for number in range(3):
         served.restart()

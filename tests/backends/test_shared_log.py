@@ -70,7 +70,7 @@ def test_a_write_that_failed_leaves_whole_lines_or_a_torn_tail(
     assert files(root / "ops") == [f"shared/{number:020}.jsonl" for number in (1, 2)]
 
 
-def test_a_full_disk_makes_no_heap_of_empty_segments(
+def test_a_full_disk_does_not_pile_up_empty_segments(
     backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -282,7 +282,7 @@ while done < 25:
 """
 
 
-def test_of_processes_that_race_each_append_is_there_once(backend: FsBackend, start: Callable[..., Process]) -> None:
+def test_each_append_of_racing_processes_is_there_once(backend: FsBackend, start: Callable[..., Process]) -> None:
     racers = [start(RACER, backend.root, str(number)) for number in range(4)]
     for racer in racers:
         racer.resume()

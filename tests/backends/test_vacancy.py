@@ -30,7 +30,7 @@ def test_a_directory_with_other_files_is_refused_by_their_names_and_left_as_it_i
     assert names(tmp_path) == {"src", "setup.py", "README.md"}
 
 
-def test_of_many_files_some_are_named(tmp_path: Path) -> None:
+def test_only_some_of_many_files_are_named(tmp_path: Path) -> None:
     for number in range(1000):
         (tmp_path / f"row-{number:04}.csv").touch()
     with pytest.raises(opslog.InvalidNameError, match=r"'row-0004\.csv', …") as caught:

@@ -14,7 +14,7 @@ def _stamp(opslog: Opslog, id: str) -> str:
     return opslog("get", id, "--stamp").out.split("\t")[0]
 
 
-def test_of_two_who_create_one_succeeds(opslog: Opslog) -> None:
+def test_one_of_two_creators_succeeds(opslog: Opslog) -> None:
     assert opslog("-a", "one", "set", "x", '{"by":1}', "--create") == (0, "", "")
     refused = opslog("-a", "two", "set", "x", '{"by":2}', "--create")
     assert (refused.code, refused.out) == (1, "")

@@ -79,7 +79,7 @@ def test_the_line_shows_the_step_that_was_advanced_last() -> None:
     assert shown() == [("copying", 1, 20)]
 
 
-def test_nobody_who_does_not_watch_is_shown_anything() -> None:
+def test_nothing_is_printed_when_nobody_watches() -> None:
     assert Steps(None).step("copying", "bytes") is None
 
 

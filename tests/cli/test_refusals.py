@@ -127,7 +127,7 @@ def test_a_directory_that_does_not_exist_is_named_as_it_was_given(store: Path, t
     assert result == (3, "", f"opslog: {tmp_path}/no/out: No such file or directory\n")
 
 
-def test_a_defect_of_opslog_is_never_taken_for_a_no(
+def test_a_defect_of_opslog_is_never_mistaken_for_a_refusal(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*args: object, **options: object) -> None:

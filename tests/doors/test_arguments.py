@@ -38,7 +38,7 @@ class Outer(msgspec.Struct):
         ({}, "call: Object missing required field `inner`"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_would_be_right(given: object, says: str) -> None:
+def test_a_refusal_says_what_would_be_right(given: object, says: str) -> None:
     with pytest.raises(UsageError) as error:
         converted(given, Outer, "call")
     assert str(error.value) == says

@@ -39,7 +39,7 @@ def sessions(tmp_path: Path, clock: Clock) -> Iterator[tuple[Operations, Operati
         yield Operations(store, "ann"), Operations(store, "bob")
 
 
-def test_a_document_has_one_holder_who_is_named(sessions: tuple[Operations, Operations]) -> None:
+def test_a_document_has_one_named_holder(sessions: tuple[Operations, Operations]) -> None:
     ann, bob = map(Leases, sessions)
     sessions[0].set("t", {"status": "open"})
     mine = ann.claim("t", 60)

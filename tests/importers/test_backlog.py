@@ -357,7 +357,7 @@ def test_a_torn_last_line_is_normal(old: Path, torn: str) -> None:
 
 
 @pytest.mark.parametrize("data", [r'{"x":"\ud800"}', '{"x":1,"x":2}', '{"x":1e999}', "7"])
-def test_a_whole_last_line_that_is_not_exact_is_not_taken_for_torn(old: Path, data: str) -> None:
+def test_a_whole_last_line_that_is_not_exact_is_not_mistaken_for_a_torn_one(old: Path, data: str) -> None:
     with (old / "ops/ops-1.jsonl").open("a") as log:
         log.write(f'{{"ts":"{TS}","op":"set","id":"d","prev":null,"data":{data}}}')
     with pytest.raises(CorruptError, match="remove it from a copy"):

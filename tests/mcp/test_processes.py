@@ -205,7 +205,7 @@ def test_an_invented_session_name_has_no_session(tmp_path: Path) -> None:
         asyncio.run(run(url))
 
 
-def test_addresses_that_others_reach_need_a_word(tmp_path: Path) -> None:
+def test_invalid_addresses_and_tools_are_refused(tmp_path: Path) -> None:
     for wrong in (["--http", "0.0.0.0:0"], ["--http", "nowhere"], ["--anyone"], ["--tools", "rm"]):
         done = run_command(tmp_path, "mcp", *wrong)
         assert done.code == 2, (wrong, done)

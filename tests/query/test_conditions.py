@@ -219,7 +219,7 @@ def test_faults_in_a_text_are_pointed_at(text: str, caret: str, reason: str) -> 
     assert raised.value.offset is not None
 
 
-def test_of_a_long_text_the_surroundings_are_shown() -> None:
+def test_a_long_text_is_shown_around_the_error() -> None:
     with pytest.raises(QueryError) as raised:
         parse(" or ".join(["a = 1"] * 1000) + " !")
     _, shown, pointer = str(raised.value).split("\n")

@@ -320,7 +320,7 @@ def test_bytes_that_are_no_request() -> None:
     scenario(run)
 
 
-def test_nonsense_behind_a_request_does_not_take_its_answer_away() -> None:
+def test_invalid_bytes_after_a_request_do_not_remove_its_answer() -> None:
     async def run(world: World) -> None:
         side = world.open()
         side.give(POST + b"1\r\nx\r\n0\r\n\r\nnonsense\r\n\r\n")
@@ -341,7 +341,7 @@ def test_nonsense_behind_a_request_does_not_take_its_answer_away() -> None:
     ids=["broken frame", "extension", "trailers"],
 )
 @pytest.mark.parametrize("chunk", [1, 2**20])
-def test_a_broken_body_behind_a_request_does_not_take_its_answer_away(second: bytes, chunk: int) -> None:
+def test_a_broken_body_after_a_request_does_not_remove_its_answer(second: bytes, chunk: int) -> None:
     async def run(world: World) -> None:
         side = world.open()
         given = POST + b"1\r\nx\r\n0\r\n\r\n" + second
@@ -370,7 +370,7 @@ def test_a_body_with_a_broken_frame_is_not_appended(rest: bytes) -> None:
     scenario(run)
 
 
-def test_a_body_is_not_taken_for_requests_because_of_an_upgrade() -> None:
+def test_an_upgrade_header_does_not_turn_a_body_into_requests() -> None:
     async def run(world: World) -> None:
         side = world.open()
         hidden = request(b"DELETE")

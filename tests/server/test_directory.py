@@ -199,7 +199,7 @@ class TestASecondServer:
 
 class TestFilesThatAreMissing:
     @pytest.mark.parametrize("what", ["deleted", "empty"])
-    def test_a_database_is_not_begun_anew(self, tmp_path: Path, what: str) -> None:
+    def test_a_missing_database_is_not_replaced_by_an_empty_one(self, tmp_path: Path, what: str) -> None:
         DirectoryStorage(tmp_path, shards=2, map_bytes=MAP_BYTES).close()
         data = tmp_path / "shard-001" / "data.mdb"
         if what == "deleted":
@@ -210,7 +210,7 @@ class TestFilesThatAreMissing:
             with pytest.raises(CorruptError, match=r"shard-001/data\.mdb is (missing|empty): restore"):
                 DirectoryStorage(tmp_path, map_bytes=MAP_BYTES)
 
-    def test_a_directory_without_its_layout_is_not_begun_anew(self, tmp_path: Path) -> None:
+    def test_a_directory_without_its_layout_is_not_replaced_by_an_empty_one(self, tmp_path: Path) -> None:
         DirectoryStorage(tmp_path, map_bytes=MAP_BYTES).close()
         (tmp_path / "layout.json").unlink()
         with pytest.raises(UsageError, match="is not empty"):
@@ -418,7 +418,7 @@ def test_a_database_without_pages_that_were_never_written_is_whole(tmp_path: Pat
     opened.close()
 
 
-def test_a_served_directory_is_stopped_whatever_happened_to_it(tmp_path: Path) -> None:
+def test_a_server_stops_whatever_happened_to_its_directory(tmp_path: Path) -> None:
     async def scenario() -> None:
         application = App(DirectoryStorage(tmp_path / "data", map_bytes=MAP_BYTES), Options(registry=True))
         await application.start()

@@ -19,7 +19,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.mark.parametrize("path", ["/v1/stream/a", "/page/events"])
 @pytest.mark.parametrize("stuck_at", [1, 2, 3])
-def test_a_follower_that_takes_nothing_is_left(make: Make, path: str, stuck_at: int) -> None:
+def test_a_follower_that_reads_nothing_is_disconnected(make: Make, path: str, stuck_at: int) -> None:
     """The server closes its connection: the application ends without a complete answer."""
     client = make(send_seconds=0.05, long_poll_seconds=0.01)
     client.put("a", headers=TEXT)
@@ -87,7 +87,7 @@ def test_a_page_is_sent_what_happens_while_its_answer_begins(make: Make) -> None
     assert b'"a":{' in sent
 
 
-def test_a_page_that_comes_while_the_server_stops_does_not_hold_it_up(make: Make) -> None:
+def test_a_page_that_is_requested_while_the_server_stops_does_not_delay_it(make: Make) -> None:
     client = make(long_poll_seconds=1e6)
     client.application.end_live_reads()
     sent: list[Message] = []
@@ -103,7 +103,7 @@ def test_a_page_that_comes_while_the_server_stops_does_not_hold_it_up(make: Make
     assert sent[-1] == {"type": "http.response.body", "body": b""}
 
 
-def test_a_follower_that_takes_its_time_is_not_left(make: Make) -> None:
+def test_a_slow_follower_is_not_disconnected(make: Make) -> None:
     """The time limit is for one part of an answer, not for the whole answer."""
     client = make(send_seconds=0.2, long_poll_seconds=0.01, sse_seconds=0.6)
     client.put("a", headers=TEXT)
@@ -128,7 +128,7 @@ def test_a_follower_that_takes_its_time_is_not_left(make: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", [TEXT, JSON])
-def test_new_bytes_are_read_once_for_all_who_follow(
+def test_new_bytes_are_read_once_for_all_followers(
     make: Make, monkeypatch: pytest.MonkeyPatch, kind: dict[str, str]
 ) -> None:
     """Once for each form: plain, and as server-sent events."""

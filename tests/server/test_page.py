@@ -65,7 +65,7 @@ def item(path: str) -> str:
     return f"[role=treeitem][data-path={path!r}]"
 
 
-def test_streams_come_and_grow_before_ones_eyes(page: Page, client: Client) -> None:
+def test_new_streams_and_new_messages_are_shown(page: Page, client: Client) -> None:
     stream = made(client, "live/one")
     row = page.locator(item("live/one"))
     row.wait_for()
@@ -111,7 +111,7 @@ def test_everything_is_done_with_the_keyboard(page: Page, client: Client) -> Non
     assert page.locator("#messages li").all_inner_texts() == ['"b"', "2"], "the address names the stream"
 
 
-def test_a_stream_that_is_made_anew_is_followed_again(browser: Browser, client: Client, root: str) -> None:
+def test_a_stream_that_is_created_again_is_followed_again(browser: Browser, client: Client, root: str) -> None:
     stream = made(client, "come/and/gone", {"n": "of the first one"})
     context = browser.new_context()  # in it the browser may report missing resources
     page = context.new_page()

@@ -79,7 +79,7 @@ def cells(page: Page, id: str) -> list[str]:
     return row(page, id).locator("th, td").all_inner_texts()
 
 
-def test_a_change_of_another_process_comes_before_ones_eyes(browser: Browser, served: Served) -> None:
+def test_a_change_of_another_process_is_shown(browser: Browser, served: Served) -> None:
     with served.open("planner") as store, showing(browser, served, served.place()) as page:
         page.locator("#summary", has_text="There are no documents.").wait_for()
         store["task-1"] = {"title": "Build", "status": "open"}
@@ -196,7 +196,7 @@ def test_it_goes_on_when_the_server_is_started_again(browser: Browser, tmp_path:
 
 
 @pytest.mark.long
-def test_a_feed_that_was_made_anew_is_read_from_its_beginning(browser: Browser, tmp_path: Path) -> None:
+def test_a_feed_that_was_created_again_is_read_from_its_beginning(browser: Browser, tmp_path: Path) -> None:
     """Its offsets belong to other messages."""
     store = tmp_path / "tasks"
     context = browser.new_context()

@@ -294,7 +294,7 @@ def test_followers_see_that_another_stream_took_the_path(run: Callable[[Scenario
     run(scenario)
 
 
-def test_a_source_does_not_wake_those_who_follow_its_fork(run: Callable[[Scenario], None]) -> None:
+def test_a_source_does_not_wake_the_followers_of_its_fork(run: Callable[[Scenario], None]) -> None:
     async def scenario(streams: Streams) -> None:
         gone: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         await streams.create(Create("a", TYPE))
@@ -310,7 +310,7 @@ def test_a_source_does_not_wake_those_who_follow_its_fork(run: Callable[[Scenari
     run(scenario)
 
 
-def test_a_work_that_fails_spoils_nothing(run: Callable[[Scenario], None]) -> None:
+def test_a_task_that_fails_affects_no_other(run: Callable[[Scenario], None]) -> None:
     async def scenario(streams: Streams) -> None:
         await streams.create(Create("a", TYPE))
 

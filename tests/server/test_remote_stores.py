@@ -429,7 +429,7 @@ def watching(store: opslog.Store[Any], count: int = 1) -> Iterator[list[Watched]
     assert not [thread for thread in threading.enumerate() if thread.name == "opslog-listener"]
 
 
-def test_a_watch_hears_of_what_others_write(server: Server, url: str) -> None:
+def test_a_watch_learns_of_others_writes(server: Server, url: str) -> None:
     """Through the server, and beside it."""
     far = opslog.open(at(server), read_only=True)
     with (
@@ -489,7 +489,7 @@ def test_a_watch_survives_a_server_that_is_killed(server: Server, url: str, tmp_
             far.close()
 
 
-def test_a_task_that_watches_hears_of_what_others_write(server: Server, url: str) -> None:
+def test_a_task_that_watches_learns_of_others_writes(server: Server, url: str) -> None:
     async def run() -> None:
         async with opslog.aio.open(at(server), read_only=True) as far:
             with subscribed(far._replica.backend, lambda: None):

@@ -90,7 +90,7 @@ def test_a_head_has_what_a_get_has_but_the_body(rest: Rest) -> None:
     assert rest.ask("HEAD", "/documents/none").status_code == 404
 
 
-def test_of_several_who_create_one_succeeds_and_the_others_see_who_it_was(rest: Rest) -> None:
+def test_one_of_several_creators_succeeds_and_the_others_see_its_name(rest: Rest) -> None:
     made = rest.ask("PUT", "/documents/a", {"n": 1}, if_none_match="*", opslog_agent="planner")
     assert made.status_code == 201
     found = problem(rest.ask("PUT", "/documents/a", {"n": 2}, if_none_match="*"), 412, "exists")
@@ -366,7 +366,7 @@ def test_a_page_of_commits_has_no_more_bytes_than_asked_for(rest: Rest) -> None:
     assert all(len(page.content) < 2**20 for page in pages)
 
 
-def test_archives_take_documents_out_in_the_name_of_who_asks(rest: Rest, url: str) -> None:
+def test_archives_remove_documents_in_the_name_of_their_caller(rest: Rest, url: str) -> None:
     for number in range(4):
         rest.ask("PUT", f"/documents/{number}", {"done": number < 2})
     moved = rest.ask("POST", "/archives", {"where": "done = true", "period": "2026-Q4"}, opslog_agent="keeper")
@@ -403,7 +403,7 @@ def test_a_description_says_what_is_in_the_store(rest: Rest) -> None:
         assert found["fields"] == [{"path": "title", "documents": 1, "types": ["string"]}]
 
 
-def test_long_answers_are_compressed_for_those_who_ask(rest: Rest) -> None:
+def test_long_answers_are_compressed_on_request(rest: Rest) -> None:
     tag = rest.ask("PUT", "/documents/a", {"text": "x" * 5000}).headers["etag"]
     answer, body = rest.raw(f"http://test{ROOT}tasks/documents/a", {"accept-encoding": "gzip"})
     assert answer.headers["content-encoding"] == "gzip"

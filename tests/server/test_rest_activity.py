@@ -48,7 +48,7 @@ def test_recent_activity_by_agent(rest: Rest, url: str) -> None:
     assert rest.ask("GET", "/documents/b").headers["opslog-author"] == "bob"
 
 
-def test_many_who_ask_what_was_done_hold_up_nobody_else(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_requests_for_an_outcome_delay_nobody_else(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on = threading.Event()
     activity = Operations.activity
 

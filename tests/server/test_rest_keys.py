@@ -205,9 +205,7 @@ def test_documents_are_archived_once_however_often_that_is_asked_for(rest: Rest,
     assert documents(rest, "/archives/2026-Q4") == done
 
 
-def test_of_requests_to_archive_that_come_at_once_each_document_is_moved_by_one(
-    rest: Rest, done: dict[str, Any]
-) -> None:
+def test_simultaneous_requests_to_archive_move_each_document_once(rest: Rest, done: dict[str, Any]) -> None:
     answers = together(rest, "/archives", ARCHIVE, 4)
     assert [answer.status_code for answer in answers] == [200] * 4
     assert sum(answer.json()["documents"] for answer in answers) == 5
@@ -294,7 +292,7 @@ def test_new_keys_are_taken_however_short_the_grace_period_is(url: str) -> None:
     rest.close()
 
 
-def test_of_those_who_ask_at_once_one_writes(url: str) -> None:
+def test_of_simultaneous_requests_one_writes(url: str) -> None:
     """In one process and in two, where the one that loses the race for the end of the log decides again."""
     servers = [Server("--memory", "--store", f"tasks={url}") for _ in range(2)]
     try:

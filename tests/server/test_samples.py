@@ -24,7 +24,7 @@ def test_the_first_the_newest_and_some_in_between_are_kept() -> None:
 
 
 @pytest.mark.parametrize("seconds", [100, 10_000])
-def test_however_long_a_server_runs_they_are_few_and_evenly_apart(seconds: int) -> None:
+def test_they_stay_few_and_evenly_spaced_however_long_a_server_runs(seconds: int) -> None:
     samples = Samples(most=20)
     for second in range(seconds):
         note(samples, second, second)

@@ -135,7 +135,7 @@ def test_clients_that_vanish_are_forgotten(server: Server) -> None:
         until(lambda: followers(server) == 0)
 
 
-def test_a_client_that_does_not_read_holds_nobody_up(server: Server) -> None:
+def test_a_client_that_does_not_read_delays_nobody(server: Server) -> None:
     """It gets what fits into the buffers between; the others get everything."""
     url, chunk = f"{server.url}/a", b"~" * 200_000
     http("PUT", url, headers=TEXT)
@@ -165,7 +165,7 @@ def test_threads_switch_more_often_while_a_server_runs(monkeypatch: pytest.Monke
     assert before > 0.001, "otherwise this test shows nothing"
 
 
-def test_a_client_that_does_not_finish_its_request_is_let_go() -> None:
+def test_a_client_that_does_not_finish_its_request_is_disconnected() -> None:
     code = (
         "from opslog.server import app; from opslog.server.http.serving import Address, serve; "
         "from opslog.doors.logs import configure; configure('info', json=True); "

@@ -119,7 +119,7 @@ def test_retries_double_up_to_a_minute_and_vary_by_a_fifth() -> None:
     assert subscriptions.delivered(subscription).status == "active"
 
 
-def test_only_who_knows_all_of_the_current_wake_gets_through() -> None:
+def test_only_the_holder_of_the_current_wake_is_accepted() -> None:
     woken = subscriptions.wake(NEW, "w_1", ENDS, now=0.0)
     subscriptions.check_fence(woken, 1, 1, "w_1")
     for token_generation, generation, wake_id in ((0, 1, "w_1"), (1, 0, "w_1"), (1, 1, "w_0"), (1, 1, None)):

@@ -43,7 +43,7 @@ def test_an_error_after_a_commit_is_answered_and_the_thread_goes_on(monkeypatch:
 
 
 @pytest.mark.parametrize("shard", [MemoryShard, DurableShard])
-def test_those_who_asked_are_answered_before_those_who_follow_are_served(shard: type[MemoryShard]) -> None:
+def test_requests_are_answered_before_followers_are_served(shard: type[MemoryShard]) -> None:
     order: list[str] = []
 
     def append(transaction: Transaction) -> None:

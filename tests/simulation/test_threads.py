@@ -107,7 +107,7 @@ def test_the_holder_of_a_reentrant_lock_may_take_it_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_condition_wakes_those_who_wait_and_times_out_for_others(seed: int) -> None:
+def test_a_condition_wakes_its_waiters_and_times_out_for_others(seed: int) -> None:
     taken: list[int] = []
 
     def target(process: Process) -> None:
@@ -156,7 +156,7 @@ def test_no_wake_up_is_lost(seed: int) -> None:
     simulated(target, seed)
 
 
-def test_an_event_lets_all_go_on() -> None:
+def test_an_event_wakes_all_its_waiters() -> None:
     def target(process: Process) -> None:
         event, passed = Threading(process.simulation).Event(), []
 
@@ -239,7 +239,7 @@ def test_threads_that_wait_for_each_other_are_named_with_what_they_hold() -> Non
         assert f"which a:{holding} took" in text
 
 
-def test_a_daemon_that_waits_for_work_holds_nobody_up_and_goes_on_with_the_next_run() -> None:
+def test_a_daemon_that_waits_for_work_delays_no_run_and_continues_with_the_next() -> None:
     simulation = Simulation(0)
     served: list[object] = []
     programs: list[Process] = []
@@ -313,7 +313,7 @@ def test_all_threads_die_with_their_process_and_what_they_held_is_gone(fault: st
 
 
 @pytest.mark.parametrize(("fault", "others_go_on"), [("pause", False), ("stall", True)])
-def test_a_pause_is_of_all_threads_and_a_stall_of_one(fault: str, others_go_on: bool) -> None:
+def test_a_pause_stops_all_threads_and_a_stall_stops_one(fault: str, others_go_on: bool) -> None:
     simulation = Simulation(1, [Fault(0, fault, 500.0, "call")])
     ticks: list[float] = []
 

@@ -326,7 +326,7 @@ def test_a_seal_that_vanished_unread_is_no_gap(bucket_url: str) -> None:
     assert stream.sink.state() == state(bucket_url)
 
 
-def test_a_commit_of_a_store_without_an_undo_window_is_not_taken_for_a_seal(bucket_url: str) -> None:
+def test_a_commit_of_a_store_without_an_undo_window_is_not_mistaken_for_a_seal(bucket_url: str) -> None:
     settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
     write(bucket_url, "a", 5, settings=settings)
     stream = Stream(bucket_url)

@@ -166,7 +166,7 @@ class Job:
         return self.writer.write(iter([batch]))
 
 
-def test_of_two_attempts_that_both_ended_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_of_two_finished_attempts_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path)
     job = Job(tmp_path, monkeypatch)
     first = job.task(0, ["a", "b"])

@@ -238,7 +238,7 @@ def test_nothing_is_kept_with_0_nor_with_a_type(tmp_path: Path) -> None:
         opslog.open(tmp_path, cache_bytes=-1)
 
 
-def test_it_is_let_go_of_where_there_is_no_more_memory(tmp_path: Path) -> None:
+def test_kept_documents_are_dropped_when_there_is_no_more_memory(tmp_path: Path) -> None:
     with opslog.open(tmp_path) as store:
         store["x"], store["y"] = NESTED, {"n": 1}
         assert store["x"] == NESTED
@@ -256,7 +256,9 @@ def test_it_is_let_go_of_where_there_is_no_more_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not kernel.IS_USED, reason="without it there is one path")
-def test_it_is_let_go_of_where_the_kernel_gets_no_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_documents_are_dropped_when_the_kernel_gets_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> Any:
         raise MemoryError
 
@@ -269,7 +271,7 @@ def test_it_is_let_go_of_where_the_kernel_gets_no_more_memory(tmp_path: Path, mo
         assert store.stats().cached_documents == 0
 
 
-def test_an_interrupt_while_kept_documents_are_let_go_of_leaves_no_old_ones(
+def test_an_interrupt_while_kept_documents_are_dropped_leaves_no_old_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: DecodedDocuments) -> None:

@@ -444,9 +444,7 @@ class TestBuffered:
             store.close()
         assert stored(tmp_path) == {"old": {}}
 
-    def test_an_interrupted_flush_is_not_taken_for_a_good_one(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_interrupted_flush_does_not_count_as_done(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         # The flusher waits, so that the interrupt comes to the main thread.
         store = opslog.open(tmp_path, agent="a", durability="buffered", buffer_seconds=3600)
         store["old"] = {}

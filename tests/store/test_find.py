@@ -180,7 +180,7 @@ def test_the_first_by_an_index_are_in_its_order_whatever_version_they_are_of(tmp
             assert found == store.find("is != lost", order_by=order)[:5]
 
 
-def test_what_cannot_be_read_hinders_nobody_who_does_not_come_to_it(tmp_path: Path) -> None:
+def test_damage_affects_only_reads_that_reach_it(tmp_path: Path) -> None:
     with opslog.open(tmp_path, agent="a", version=2, settings=opslog.Settings(undo_window=0)) as store:
         store["z"] = {"n": 1}
     with opslog.open(tmp_path, agent="b") as store:

@@ -296,7 +296,7 @@ def compacted(other: opslog.Store[Any]) -> None:
 
 
 @pytest.mark.parametrize("work", [written, written_and_undone, compacted], ids=lambda work: work.__name__)
-def test_a_state_that_was_loaded_anew_takes_over_the_indexes(
+def test_a_state_that_was_loaded_again_takes_over_the_indexes(
     tmp_path: Path, made: list[str], work: Callable[[opslog.Store[Any]], None]
 ) -> None:
     """The difference may be in the new tail, in the old tail, or in a new run."""
@@ -409,7 +409,7 @@ def test_indexes_that_take_too_much_memory_are_dropped(
     assert made == ["tags[1]"], "one that is too large alone is not tried again"
 
 
-def test_with_very_many_changes_the_indexes_are_made_anew(
+def test_very_many_changes_rebuild_the_indexes(
     store: opslog.Store[Any], made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.find("status = s7")
@@ -497,7 +497,7 @@ def test_a_closed_store_answers_nothing(root: Path) -> None:
             call()
 
 
-def test_a_closed_store_lets_go_of_its_indexes(root: Path) -> None:
+def test_a_closed_store_frees_its_indexes(root: Path) -> None:
     store = opslog.open(root, read_only=True)
     store.index("status")
     indexes = replica_of(store).state.indexes

@@ -156,7 +156,7 @@ def test_an_iteration_goes_on_while_its_snapshot_is_collected(url: str) -> None:
             assert seen == before
 
 
-def test_a_refresh_lets_go_of_runs_that_were_replaced(url: str) -> None:
+def test_a_refresh_frees_runs_that_were_replaced(url: str) -> None:
     """Although this store had read everything that was compacted before."""
     fill(url)
     with opslog.open(url, read_only=True) as reader, opslog.open(url, agent="writer", compact_after=None) as writer:

@@ -97,7 +97,7 @@ def test_no_asyncio_call_waits_for_ever(
     assert set(read(url)) - {"first"} == {f"{number}" for number in range(12)} - {"2"}
 
 
-def test_a_call_that_the_pool_refused_and_then_made_all_the_same_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_the_pool_refused_and_made_later_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ThreadPoolExecutor.submit` queues a call before it starts a thread for it."""
     calls: list[str] = []
 

@@ -397,7 +397,7 @@ def test_a_refusal_is_no_commit(url: str) -> None:
 # -- two processes under one name
 
 
-def test_of_two_writers_under_one_name_one_is_fenced(url: str, another_process: Callable[[], None]) -> None:
+def test_one_of_two_writers_under_one_name_is_fenced(url: str, another_process: Callable[[], None]) -> None:
     with open_store(url) as first:
         first["x"] = {"by": 1}
         with pytest.raises(opslog.AgentBusyError):
@@ -526,7 +526,7 @@ def test_a_commit_that_was_compacted_before_its_answer_came_is_not_called_void(
     assert set(read(url)) == {"x"}
 
 
-def test_one_refused_probe_is_not_taken_for_a_server_without_put_if_absent(url: str) -> None:
+def test_one_refused_probe_does_not_mean_a_server_without_put_if_absent(url: str) -> None:
     bucket = BUCKETS.setdefault(url.removeprefix("bucket://"), Bucket())
     refused: list[Request] = []
 

@@ -101,7 +101,7 @@ def test_processes_that_create_a_store_at_once_agree_on_its_settings(place: Plac
         assert place.paths("manifests/", str(repeat)) == [manifest_path(1)]
 
 
-def test_a_second_opener_of_a_name_learns_who_holds_it(tmp_path: Path) -> None:
+def test_the_second_opener_of_a_name_learns_who_holds_it(tmp_path: Path) -> None:
     url = str(tmp_path)
     with start(programs.hold, url, "planner") as holder:
         pid = holder.hear()

@@ -51,7 +51,7 @@ def test_a_store_for_asyncio_shows_the_same(url: str) -> None:
     ]
 
 
-def test_a_store_that_cannot_be_read_is_shown_all_the_same(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_read_is_still_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with opslog.open(url, agent="a") as store:
 
         def fail(self: object) -> int:

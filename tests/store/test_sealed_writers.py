@@ -92,7 +92,7 @@ def test_a_writer_goes_on_after_a_seal(url: str, monkeypatch: pytest.MonkeyPatch
     assert damage(url) == []
 
 
-def test_commits_buffered_before_a_seal_are_stamped_anew_and_written_in_order(
+def test_commits_buffered_before_a_seal_get_new_stamps_and_are_written_in_order(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = opslog.Settings(undo_ttl_seconds=0, undo_window=3)
@@ -160,7 +160,7 @@ def test_buffered_commits_meet_one_seal_after_the_other(url: str, monkeypatch: p
     assert damage(url) == []
 
 
-def test_commits_buffered_for_too_long_are_not_stamped_anew(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_buffered_for_too_long_get_no_new_stamps(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     settings = opslog.Settings(undo_ttl_seconds=0, tombstone_ttl_seconds=1000)
     environment = replace(REAL, monotonic=lambda: now[0])

@@ -209,7 +209,7 @@ def test_a_handler_that_comes_while_another_thread_writes_waits_for_it_as_the_in
         assert set(fresh) == {"leader", "interrupted", "handler"}
 
 
-def test_a_handler_that_comes_while_a_commit_is_queued_does_not_wait_for_who_writes(tmp_path: Path) -> None:
+def test_a_handler_that_runs_while_a_commit_is_queued_does_not_wait_for_the_writing_thread(tmp_path: Path) -> None:
     """A writing thread waits in turn for the thread that queues."""
     comes = [False]
     refused: list[opslog.UsageError] = []

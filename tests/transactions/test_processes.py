@@ -216,7 +216,7 @@ def test_with_lost_replies(server: S3Server, tmp_path: Path, driver: str, size: 
     assert lost
 
 
-def test_others_hear_who_is_stopped_with_the_log_and_nothing_else(
+def test_others_learn_which_process_stopped_with_the_log_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = str(tmp_path / "store")

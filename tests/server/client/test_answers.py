@@ -67,7 +67,7 @@ def test_json_that_is_cut_off_or_damaged_is_no_batch(kind: str, name: str, body:
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "[" * 100_000 + "]" * 100_000], ids=["digits", "depth"])
-def test_messages_that_python_cannot_hold_do_not_stop_who_wants_their_bytes(kind: str, number: str) -> None:
+def test_messages_that_python_cannot_hold_can_be_read_as_bytes(kind: str, number: str) -> None:
     body = f"[1,{number}]".encode()
     server = answering(httpx.Response(200, headers=UP_TO_DATE, content=body))
     (batch,) = Driver(kind, server).read("s")

@@ -195,7 +195,7 @@ def test_an_error_of_a_function_ends_the_call(kind: str) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_closed_client_says_so_also_to_those_who_wait_for_a_producer() -> None:
+def test_callers_that_wait_for_a_producer_learn_that_the_client_was_closed() -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream()
     http = httpx.Client(transport=httpx.MockTransport(server.handle))

@@ -94,7 +94,7 @@ def test_following_resumes_wherever_an_event_stream_breaks(cut: int) -> None:
     assert found == ["a", "b"]
 
 
-def test_a_producer_that_was_fenced_says_by_whom(kind: str) -> None:
+def test_a_fenced_producer_says_who_fenced_it(kind: str) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream(producers={"p": (4, 0)})
     with pytest.raises(ProducerFencedError, match="epoch=5 or claim=True") as raised:
@@ -103,7 +103,7 @@ def test_a_producer_that_was_fenced_says_by_whom(kind: str) -> None:
     assert messages(server) == []
 
 
-def test_claiming_takes_the_next_epoch_and_fences_who_was_there(kind: str) -> None:
+def test_claiming_takes_the_next_epoch_and_fences_the_former_holder(kind: str) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream(producers={"p": (4, 7)})
     epoch, end = Driver(kind, server).produce("s", "p", ["x"], claim=True)

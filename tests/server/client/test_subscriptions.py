@@ -313,7 +313,7 @@ def test_keys_are_asked_for_once_in_five_minutes(client: Any, signer: Signer) ->
         client.verify_webhook(BODY, signer.sign(kid="k1", key=Ed25519PrivateKey.generate()))
 
 
-def test_strangers_do_not_make_a_client_ask_for_keys_again_and_again(client: Any, signer: Signer) -> None:
+def test_unknown_signers_do_not_make_a_client_request_keys_repeatedly(client: Any, signer: Signer) -> None:
     stranger = Ed25519PrivateKey.generate()
     for number in range(20):
         with pytest.raises(WebhookError, match="refuse it"):

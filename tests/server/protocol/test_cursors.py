@@ -15,7 +15,7 @@ def test_a_cursor_is_the_interval(given_cursor: str | None) -> None:
     assert cursors.next(given_cursor, 1000.0 + 20 * 1000 + 19.9, lambda below: 0) == "1000"
 
 
-def test_a_cursor_before_its_epoch_is_a_number_all_the_same() -> None:
+def test_a_cursor_before_its_epoch_is_still_a_number() -> None:
     cursors = Cursors(interval_seconds=20, epoch=1000.0)
     assert cursors.next(None, 0.0, lambda below: 0) == "0"
     assert cursors.next("0", 0.0, lambda below: 19) == "1"
