@@ -12,12 +12,12 @@ document. The test that shows an invariant stands after it:
 2. **Durable first.** A session rests only on a durable log: `Backend.appender` makes the existing part durable.
    (tests/backends/test_fs_order.py: test_commits_of_a_killed_session_are_on_disk_before_the_next_can_rest_on_them)
 3. **End.** A session begins behind everything that the cut and a listing show, so it uses no number again.
-   (tests/test_ingest.py: test_a_log_that_came_and_was_collected_meanwhile_is_not_begun_anew)
+   (tests/test_ingest.py: test_a_log_that_appeared_and_was_collected_meanwhile_is_not_begun_again)
 4. **Stamp.** A commit's clock is above everything that its session has read and written, so the clocks of a log grow.
    (tests/test_delayed_seals.py: test_an_idle_agent_goes_on_after_its_seal_was_collected)
 5. **Age.** A commit that rests on a read most of a tombstone TTL ago does not enter the log.
    (tests/test_delayed_writes.py: test_an_import_paused_for_long_brings_nothing_back,
-   tests/store/test_sealed_writers.py: test_commits_buffered_for_too_long_are_not_stamped_anew)
+   tests/store/test_sealed_writers.py: test_commits_buffered_for_too_long_get_no_new_stamps)
 6. **Number.** Before an append, the cut of a recent manifest (`opslog.log.freshness`) shows that the next
    number was not used. (tests/test_session.py: test_a_used_number_is_found_before_the_append)
 7. **Confirmation.** After an append, the cut of such a manifest is not beyond it. Otherwise it may be that nobody ever
@@ -25,7 +25,7 @@ document. The test that shows an invariant stands after it:
    test_a_process_paused_before_its_append_reads_the_newest_manifest_before_it_acknowledges)
 8. **Seals.** A seal under the next number is the end of the log only if no manifest's cut is beyond it. Otherwise the
    number was used, compacted and perhaps collected, and the seal may be a delayed one that nobody reads.
-   (tests/test_delayed_seals.py: test_a_delayed_seal_is_not_taken_for_the_end_of_the_log)
+   (tests/test_delayed_seals.py: test_a_delayed_seal_is_not_mistaken_for_the_end_of_the_log)
 9. **Going on.** A session goes on behind a seal. Stamped commits keep their stamps, unless the log demands greater
    clocks: a commit must not outrank a transaction that its writer has not seen.
    (tests/store/test_seals_and_transactions.py:
