@@ -36,7 +36,7 @@ demo: $(KERNEL)  ## several processes share a store and its tasks, one is killed
 	$(BIN)/opslog demo $(ARGS)
 
 .PHONY: test
-test: $(KERNEL)  ## the tests, on all cores; about nine minutes on two
+test: $(KERNEL)  ## the tests, on all cores; about eight minutes on two
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 .PHONY: test-all

@@ -476,7 +476,8 @@ def _demo(tmp_path: Path, *options: str, **environment: str) -> subprocess.Popen
 ADDRESS = re.compile(r"the page of the store (is open|can be opened): (http://127\.0\.0\.1:\d+)/#/store/demo\n")
 
 
-@pytest.mark.parametrize("has_screen", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("has_screen", [True, False])
 def test_the_page_of_its_store_is_served_while_the_agents_work(tmp_path: Path, has_screen: bool) -> None:
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened.part; mv {tmp_path}/opened.part {tmp_path}/opened\n')

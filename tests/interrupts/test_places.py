@@ -155,6 +155,7 @@ it looks like a call of C code. And from Python 3.12 on, a function with ``*argu
 traced alone. By then neither has done anything that it had not done one place earlier."""
 
 
+@pytest.mark.long
 def test_real_signals_come_at_the_places_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "_is_ours", lambda name: name == __file__)
     found: list[Place] = []

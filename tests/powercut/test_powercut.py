@@ -284,6 +284,7 @@ BREAKAGES: dict[str, tuple[int, list[Patch]]] = {
 MARKS_OF_BROKEN: dict[str, Sequence[pytest.MarkDecorator]] = {
     "tails durable before a compaction": SLOW,
     "manifests collected first": SLOW,
+    "zeros as damage": [pytest.mark.long],
 }
 
 

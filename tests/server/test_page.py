@@ -148,6 +148,7 @@ def test_producers_are_shown(page: Page, client: Client) -> None:
     assert cells.all_inner_texts() == ["<b>planner</b>", "4", "0"]
 
 
+@pytest.mark.long
 def test_followers_are_shown_with_how_far_behind_they_are(page: Page, client: Client, root: str) -> None:
     stream = made(client, "followed/one", "first")
     subscription = {"type": "webhook", "pattern": "followed/**", "webhook": {"url": "https://webhook.example/"}}

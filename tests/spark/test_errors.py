@@ -65,6 +65,7 @@ def test_an_error_of_the_driver_is_found_again(spark: SparkSession, store: Path)
     assert str(usage) == 'view is "state", "ops" or "archive", and for a stream "changes", not \'zz\''
 
 
+@pytest.mark.long
 def test_an_error_of_a_task_is_found_again(spark: SparkSession, store: Path, damaged: Path) -> None:
     for action in (load(spark, damaged).collect, opslog.spark.replay(spark, damaged, partitions=2).collect):
         corrupt = fault(action, PythonException)

@@ -59,6 +59,7 @@ def interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_an_interrupt_while_spark_starts_leaves_nothing(store: Path) -> None:
     process = started(store)
     assert process.stderr is not None

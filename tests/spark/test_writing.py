@@ -124,6 +124,7 @@ def test_columns_become_fields_and_the_store_is_made(spark: SparkSession, tmp_pa
     check_clean(tmp_path / "new")
 
 
+@pytest.mark.long
 def test_each_row_counts_once_when_tasks_fail(spark: SparkSession, tmp_path: Path) -> None:
     fill(tmp_path)
     for source in (UnluckySource, DoomedSource):
