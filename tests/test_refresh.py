@@ -16,6 +16,8 @@ from opslog.backends import Entry
 from opslog.backends.memory import MemoryBackend
 from opslog.format.commits import encode_commit
 from opslog.format.layout import segment_path
+from opslog.merge import merge
+from opslog.merge.stamps import newer
 from opslog.store import replica_of
 from tests.support.bucket import BUCKETS
 
@@ -87,6 +89,34 @@ def test_a_refresh_reads_the_new_bytes_and_nothing_else(url: str, calls: list[An
         (commit,) = reader.refresh()
         line = len(encode_commit(commit))
         assert calls == ["manifests/", "ops/", Read(segment_path("writer", 1), size, line)]
+
+
+def test_a_document_that_many_agents_write_is_compared_with_its_winner_alone(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its recent records may be thousands: the undo window of every agent is full of them."""
+    compared = 0
+
+    def count(record: Any, best: Any) -> Any:
+        nonlocal compared
+        compared += 1
+        return newer(record, best)
+
+    writers = {f"agent-{number}": opslog.open(url, agent=f"agent-{number}") for number in range(10)}
+    with opslog.open(url, read_only=True) as reader:
+        monkeypatch.setattr(merge, "newer", count)
+        for turn in range(20):
+            for agent, writer in writers.items():  # nobody reads what the others write, so clocks are equal
+                writer["shared"] = {"turn": turn, "by": agent}
+            reader.refresh()
+        assert reader["shared"] == {"turn": 19, "by": "agent-9"}
+        assert compared <= 200
+        # An undo needs the others: the next best one counts.
+        assert writers["agent-9"].undo()
+        reader.refresh()
+        assert reader["shared"] == {"turn": 19, "by": "agent-8"}
+    for writer in writers.values():
+        writer.close()
 
 
 def test_a_refresh_after_a_compaction_of_nothing_unread_reads_one_manifest(url: str, calls: list[Any]) -> None:

@@ -248,6 +248,17 @@ class Merge(msgspec.Struct):
             best = newer(record, best)
         return best
 
+    def winner_after(self, commit: Commit, record: Record, best: Record | None) -> Record | None:
+        """The winner of a document, after `apply` has returned this record of it for this commit.
+
+        :param best: the winner before; None: none, or one that only `lines` has.
+        """
+        if isinstance(commit, Undo):
+            return self.winner(record.id)
+        # All that was there before lost to `best`. Comparing with all of it would cost a hundred agents that write one
+        # document thousands of comparisons for each commit.
+        return newer(record, best or self._best_settled(record.id))
+
     def _best_settled(self, id: str) -> Record | None:
         best = self.settled.get(id)
         return self.lines.get(id) if best is None and self.lines is not None else best

@@ -184,7 +184,8 @@ class State:
         for record in self.merge.apply(commit):
             # A record that is newer than everything before it wins. The records of an undo are older ones, which it
             # takes away.
-            winner = record if record.clock > before else self._merge.winner(record.id)
+            best = self.winners.get(record.id)
+            winner = record if record.clock > before else self._merge.winner_after(commit, record, best)
             if self._views:
                 self._keep(record.id)
             if indexes is not None:

@@ -535,6 +535,18 @@ class TestStore:
             assert value == expected[key], key
         assert found["records"] == expected["records"]
 
+    def test_a_commit_that_comes_late_does_not_outrank_a_line(self, tmp_path: Path) -> None:
+        with opslog.open(tmp_path, agent="late", settings=opslog.Settings(undo_window=5)) as late:
+            self.fill(tmp_path, 0, False)
+            with opslog.open(tmp_path, read_only=True) as store:
+                lines = replica_of(store).state.lines
+                assert lines is not None
+                id = next(iter(lines.ids()))
+                before = store.get(id)
+                late[id] = {"by": "late"}  # without having read what others wrote
+                store.refresh()
+                assert store.get(id) == before
+
     def test_damage_is_reported_alike(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fill(tmp_path, 0, False)
         path = sorted((tmp_path / "ops" / "a").glob("*.jsonl"))[0]
