@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 import opslog
-from opslog.backends import open_backend, posix, register
+from opslog.backends import open_backend, register
 from opslog.backends.remote.backend import RemoteBackend
 from opslog.server.stores.remote_storage import StorageService
 from opslog.store import replica_of
-from tests.support.faults import KINDS, attempts, failing, stored, write_first
+from tests.support.faults import KINDS, attempts, check_failed_sync, stored, write_first
 from tests.support.served_storage import Clock, Handing
 from tests.support.waiting import until
 
@@ -174,25 +174,8 @@ class TestOneWrite:
             assert dict(store.items()) == stored(root) != BEFORE
             assert len(list(store.ops())) == 3
 
-    def test_fdatasync_fails_at_the_server(
-        self, root: Path, network: Network, monkeypatch: pytest.MonkeyPatch, kind: str
-    ) -> None:
-        with opened() as store:
-            store["old"] = {"turn": 1}
-            store["old"] = {"turn": 2}
-            with monkeypatch.context() as patch:
-                patch.setattr(posix, "datasync", failing(errno.EIO))
-                with pytest.raises(opslog.CommitUnknownError, match=r"may or may not be.*open it again, and check"):
-                    attempts(store)[kind]()
-            assert dict(store.items()) == BEFORE
-            with pytest.raises(opslog.ReopenError, match="open it again"):
-                store["next"] = {}
-        with opened() as store:
-            if dict(store.items()) == BEFORE:
-                attempts(store)[kind]()
-            assert dict(store.items()) == stored(root) != BEFORE
-            store["next"] = {}
-        assert "next" in stored(root)
+    def test_fdatasync_fails_at_the_server(self, root: Path, network: Network, kind: str) -> None:
+        check_failed_sync(opened, root, kind)
 
 
 @pytest.mark.parametrize("fault", ["refused", "unknown"])

@@ -8,7 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import opslog
+from opslog.backends import posix
 
 Store = opslog.Store[dict[str, Any]]
 Write = Callable[[int, bytes], int]
@@ -66,3 +69,30 @@ def attempts(store: Store) -> dict[str, Callable[[], object]]:
 
 
 KINDS = ["set", "delete", "batch", "undo"]
+
+
+def check_failed_sync(opened: Callable[[], Store], root: Path, kind: str) -> None:
+    """The outcome of a write is unknown if fdatasync fails. The store refuses further writes, and after reopening the
+    commit is whole or absent.
+
+    :param opened: opens the store.
+    :param root: where it is.
+    """
+    before = {"old": {"turn": 2}}
+    with opened() as store:
+        store["old"] = {"turn": 1}
+        store["old"] = {"turn": 2}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(posix, "datasync", failing(errno.EIO))
+            with pytest.raises(opslog.CommitUnknownError, match=r"may or may not be.*open it again, and check"):
+                attempts(store)[kind]()
+        assert dict(store.items()) == before
+        with pytest.raises(opslog.ReopenError, match="open it again"):
+            store["next"] = {}
+        assert dict(store.items()) == before
+    with opened() as store:
+        if dict(store.items()) == before:
+            attempts(store)[kind]()
+        assert dict(store.items()) == stored(root) != before
+        store["next"] = {}
+    assert "next" in stored(root)
