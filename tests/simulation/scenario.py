@@ -241,6 +241,8 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
         skew_seconds=scenario.skew_seconds,
         switching=scenario.switching,
         keep_timeline=keep_timeline,
+        # While a process that is stopped holds the shared log, each waiting worker tries again 500 times a second.
+        steps_max=300_000,
     )
     storage = make_storage(scenario.storage, simulation, ignores_case=scenario.ignores_case)
     names, ids, periods = _names(scenario)
