@@ -1,4 +1,4 @@
-"""The ledger knows the call of every commit, whichever thread is faster."""
+"""Each commit is found again at the call that wrote it, whichever thread or process is faster."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import threading
 from collections import deque
 from typing import Any
 
+import msgspec
+
 import opslog
+from opslog.format.commits import Set
+from opslog.format.layout import TRANSACTIONS
 from opslog.store import replica_of
-from tests.simulation.ledger import Ledger
+from tests.simulation.ledger import Attempt, Ledger
+from tests.simulation.transaction_invariants import Replay
 
 
 class Hasty(deque[Any]):
@@ -35,3 +40,19 @@ def test_a_transaction_that_another_thread_writes_at_once_is_known() -> None:
         record = store.record("x")
     assert record is not None
     assert (attempt.outcome, attempt.stamp) == ("done", record.stamp)
+
+
+def test_a_call_that_lost_a_race_is_not_taken_for_the_one_that_won_it() -> None:
+    calls = []
+    for author, outcome in ("winner", "done"), ("loser", "refused"):
+        content = ("set", ("x", b'{"n":1}', 1))
+        call = Attempt(None, author, content)
+        # Both have read the same log, so both give their lines the same stamp.
+        line = Set("2026-01-01T00:00:00Z", 5, TRANSACTIONS, "x", msgspec.Raw(b'{"n":1}'), by=author, tx=f"{author}-1")
+        call.sent.append(line)
+        call.end(outcome)
+        calls.append(call)
+    winner, loser = calls
+    replay = Replay(calls, {TRANSACTIONS: [winner.sent[0]]})
+    assert replay.calls == [winner]
+    assert replay.place(loser) is None

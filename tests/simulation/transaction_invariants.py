@@ -62,12 +62,13 @@ class Replay:
             for record in commit.records:
                 self._records[record.id].append((place, record))
         self._plain: dict[str, list[_Plain]] = defaultdict(list)
-        calls = {attempt.stamp: attempt for attempt in attempts if attempt.clock}
+        # Not by the stamp alone: a call that lost a race had given its line the stamp of the one that won.
+        calls = {place: attempt for attempt in attempts if (place := self.place(attempt)) is not None}
         for agent, log in logs.items():
             if agent != TRANSACTIONS:
                 self._add_plain(log)
         # When each of them began, by its author.
-        self.calls = [calls.get(commit.stamp) for commit in self.log]
+        self.calls = [calls.get(place) for place in range(len(self.log))]
         self._acknowledged = sorted(
             (call.ended, place)
             for place, call in enumerate(self.calls)
