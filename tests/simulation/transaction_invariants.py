@@ -63,7 +63,7 @@ class Replay:
                 self._records[record.id].append((place, record))
         self._plain: dict[str, list[_Plain]] = defaultdict(list)
         # Not by the stamp alone: a call that lost a race had given its line the stamp of the one that won.
-        calls = {place: attempt for attempt in attempts if (place := self.place(attempt)) is not None}
+        calls = {own: attempt for attempt in attempts if (own := self.place(attempt)) is not None}
         for agent, log in logs.items():
             if agent != TRANSACTIONS:
                 self._add_plain(log)
