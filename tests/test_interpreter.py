@@ -11,6 +11,7 @@ import pytest
 import opslog
 from opslog.concurrency import interpreter
 from opslog.concurrency.interpreter import rare_collection, short_switch_interval
+from opslog.replica.state import State
 
 USUAL = 0.004
 
@@ -58,6 +59,25 @@ def test_a_compaction_does_that() -> None:
     with opslog.open("memory://turns", agent="a", settings=opslog.Settings(undo_window=0)) as store:
         store["a"] = {}
         store.compact(progress=lambda *_: seen.append(sys.getswitchinterval()))
+    assert seen
+    assert max(seen) < USUAL / 2
+    assert sys.getswitchinterval() == pytest.approx(USUAL, rel=0.02)
+
+
+def test_loading_after_a_compaction_does_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    empty = State.empty
+
+    def noted(self: State) -> None:
+        seen.append(sys.getswitchinterval())
+        empty(self)
+
+    monkeypatch.setattr(State, "empty", noted)
+    with opslog.open("memory://turns", agent="a", settings=opslog.Settings(undo_window=0)) as store:
+        with store.batch() as batch:
+            for number in range(10_001):
+                batch[f"n{number}"] = {}
+        store.compact()
     assert seen
     assert max(seen) < USUAL / 2
     assert sys.getswitchinterval() == pytest.approx(USUAL, rel=0.02)

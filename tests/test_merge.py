@@ -7,12 +7,14 @@ from copy import deepcopy
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import opslog
 from opslog.format.commits import (
     Batch,
     Commit,
@@ -27,7 +29,7 @@ from opslog.format.commits import (
     encode_commit,
 )
 from opslog.merge.merge import Merge, reference
-from opslog.merge.undo import newest_undoable
+from opslog.merge.undo import Recent, newest_undoable
 
 TS = "2026-11-20T12:00:00.000000Z"
 
@@ -160,6 +162,30 @@ def test_many_sets_at_once_are_the_same_one_by_one(window: int, data: Any) -> No
         assert at_once.undone == one_by_one.undone
         for agent in "abc":
             assert _recent(at_once, agent) == _recent(one_by_one, agent)
+
+
+def test_a_set_settles_one_large_batch_at_most() -> None:
+    settled: list[int] = []
+    settle = Merge._settle
+
+    def noted(self: Merge, entry: Recent) -> None:
+        settled.append(len(entry.records))
+        settle(self, entry)
+
+    settings = opslog.Settings(undo_window=32)
+    with opslog.open("memory://large-batches", agent="a", settings=settings, compact_after=None) as store:
+        for size in [1000] * 4 + [1] * 20 + [1000] * 8:
+            store.update({f"n{number}": {} for number in range(size)})
+        with patch.object(Merge, "_settle", noted):
+            store["x"] = {}  # merges what was collected before
+            of_each_set = []
+            for number in range(300):
+                settled.clear()
+                store["x"] = {"n": number}
+                of_each_set.append(settled.copy())
+    assert [some for some in of_each_set if max(some, default=0) > 1] == [[1000]] * 12
+    assert [1] * 20 in of_each_set, "small batches are settled together"
+    assert len([some for some in of_each_set if some]) < 20, "sets are merged many at once again"
 
 
 @pytest.mark.parametrize("window", [0, 1, 2, 5, 32])

@@ -27,6 +27,10 @@ from opslog.merge.undo import Recent, farthest, reachable_after
 if TYPE_CHECKING:
     from opslog.merge.lines import Lines
 
+# How many sets `apply_sets` takes in at most. More would gain nothing, and callers that need the merge would wait
+# longer.
+_SETS_MAX = 256
+
 # Commits that do not affect other commits of their log.
 _PLAIN = frozenset[type]({Set, Delete, Batch})
 
@@ -112,6 +116,20 @@ class Merge(msgspec.Struct):
             sets = sets[settling:]
         self._contest(sets)
         log.extend([Recent(commit, (commit,)) for commit in sets])
+
+    def sets_at_once(self, agent: str) -> int:
+        """How many plain sets of a log to collect for `apply_sets`: as many as pay off, but so few that they settle
+        one large batch at a time. The last of these sets waits for all that is settled."""
+        log = self.recent.get(agent, ())
+        count, records = self.window - len(log), 0
+        for entry in log:
+            records += len(entry.records)
+            if records > _SETS_MAX:
+                break
+            count += 1
+        else:
+            count = _SETS_MAX
+        return min(max(count, 1), _SETS_MAX)
 
     def _settle_sets(self, sets: Sequence[Set]) -> None:
         found = {commit.id: commit for commit in sets}  # within a log the later one outranks the earlier

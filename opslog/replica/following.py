@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from opslog.concurrency.interpreter import short_switch_interval
 from opslog.environment import Environment
 from opslog.errors import HistoryGoneError, MissingFileError, ReopenError, UsageError
 from opslog.format.commits import Commit
@@ -296,21 +297,23 @@ class Following(Memory):
 
     def _load_again(self) -> None:
         """Load while other threads write. They wait only while the commits that they wrote meanwhile are read."""
-        at = self.environment.monotonic()
-        old = self.state
-        while True:
-            state = self.loader.load()
-            try:
-                self._go_on_with(state)
-                break
-            except MissingFileError as error:
-                # If there is a newer manifest, a compaction has collected it since the load, and loading again helps.
-                if self.loader.manifests.newest_number() == state.manifest.number:
-                    raise self.loader.manifests.lost(state.manifest, error) from error
-        self.freshness.note(state.manifest, at)
-        self.freshness.read_at = at
-        self.compaction.note_manifest(state.manifest)
-        old.empty()
+        with short_switch_interval():
+            at = self.environment.monotonic()
+            old = self.state
+            while True:
+                state = self.loader.load()
+                try:
+                    self._go_on_with(state)
+                    break
+                except MissingFileError as error:
+                    # If there is a newer manifest, a compaction has collected it since the load, and loading again
+                    # helps.
+                    if self.loader.manifests.newest_number() == state.manifest.number:
+                        raise self.loader.manifests.lost(state.manifest, error) from error
+            self.freshness.note(state.manifest, at)
+            self.freshness.read_at = at
+            self.compaction.note_manifest(state.manifest)
+            old.empty()
 
     def _go_on_with(self, state: State) -> None:
         """Replace the state by one that was just loaded, with the commits that were written here since.

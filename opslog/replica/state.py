@@ -40,9 +40,6 @@ R = TypeVar("R")
 # A state with more winners of the tail than this is loaded again once some of them are in a snapshot.
 _WINNERS_MAX = 10_000
 
-# How many sets wait for the merge at most. More would gain nothing, and callers that need the merge would wait longer.
-_UNMERGED_MAX = 256
-
 
 class State:
     """The documents and log positions that one reader has read.
@@ -77,6 +74,7 @@ class State:
         # Plain sets that are in the state already, except in `_merge`: consecutive commits of one log, and newer than
         # everything else.
         self._unmerged: list[Set] = []
+        self._unmerged_max = 0
         self.winners: dict[str, Record] = {}
         self.lines: Lines | None = None
         self.clock = manifest.clock
@@ -173,9 +171,11 @@ class State:
             # A short way for a set that is newer than everything before it, with the same result as the code below. The
             # merge takes in many such sets at once.
             unmerged = self._unmerged
-            if unmerged and (len(unmerged) == _UNMERGED_MAX or unmerged[0].agent != commit.agent):
+            if unmerged and (len(unmerged) >= self._unmerged_max or unmerged[0].agent != commit.agent):
                 self._merge_sets()
                 unmerged = self._unmerged
+            if not unmerged:
+                self._unmerged_max = self._merge.sets_at_once(commit.agent)
             if indexes is not None:
                 indexes.note(commit.id)
             self.winners[commit.id] = commit
