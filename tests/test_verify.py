@@ -469,6 +469,43 @@ def test_repair_leaves_alone_what_only_a_copy_can_restore(root: Path) -> None:
     assert bytes_of(root) == before
 
 
+@pytest.mark.parametrize("which", ["the newest", "an older one"])
+@pytest.mark.parametrize("fault", ["damaged", "no answer"])
+def test_repair_moves_no_part_while_a_manifest_cannot_be_read(
+    root: Path, which: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What such a manifest names is unknown. Its parts were once moved into ``removed/``."""
+    with opslog.open(root, agent="a") as store:
+        store.compact(full=True)
+    manifests = sorted(path for path in files(root) if path.startswith("manifests/"))
+    path = manifests[-1] if which == "the newest" else manifests[-2]
+    garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.jsonl")
+    before = bytes_of(root)
+    if fault == "damaged":
+        (root / path).write_bytes(before[path][:-3])
+        report = check(root, repair=True)
+        (root / path).write_bytes(before[path])
+    else:
+        backend = open_backend(str(root))
+        read = backend.read
+
+        def no_answer(name: str, start: int = 0, stop: int | None = None) -> bytes:
+            if name == path:
+                raise opslog.RetryError("no answer")
+            return read(name, start, stop)
+
+        monkeypatch.setattr(backend, "read", no_answer)
+        report = verify(backend, repair=True)
+        backend.close()
+    found(report, path)
+    assert report.repaired == []
+    kept = {problem.path for problem in report.problems if problem.message.startswith(f"{path} cannot be read")}
+    assert len(kept) > 1, "it names parts that no other manifest names"
+    assert bytes_of(root) == before
+    assert len(check(root, repair=True).repaired) == 1, "the garbage goes once everything can be read"
+    assert check(root).problems == []
+
+
 def test_repair_waits_for_no_compaction(root: Path) -> None:
     garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.jsonl")
     backend = open_backend(str(root))

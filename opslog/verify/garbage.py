@@ -23,20 +23,24 @@ class GarbageFile(NamedTuple):
     movable: bool
 
 
-def find_garbage_files(entries: Iterable[Entry], retained: Sequence[Manifest], now: float) -> list[GarbageFile]:
+def find_garbage_files(
+    entries: Iterable[Entry], retained: Sequence[Manifest], unread: Sequence[str], now: float
+) -> list[GarbageFile]:
     """The files of a complete listing that are not part of the store.
 
     :param retained: the retained manifests, oldest first, read after the listing was made: so a run that they do not
         name was either collected since, or is garbage.
+    :param unread: the paths of the retained manifests that could not be read. While there is one, a run that the
+        others do not name may be its own, and is not movable.
     :param now: by the storage's clock.
     """
     named = {run.name for manifest in retained for run in manifest.runs}
     newest = retained[-1].number if retained else 0
-    found = (_explain(entry, named, newest, now) for entry in entries)
+    found = (_explain(entry, named, unread, newest, now) for entry in entries)
     return [file for file in found if file is not None]
 
 
-def _explain(entry: Entry, named: set[str], newest: int, now: float) -> GarbageFile | None:
+def _explain(entry: Entry, named: set[str], unread: Sequence[str], newest: int, now: float) -> GarbageFile | None:
     path, kind = entry.path, kind_of(entry.path)
     if kind is Kind.TEMPORARY:
         if has_expired(entry, now):
@@ -51,6 +55,8 @@ def _explain(entry: Entry, named: set[str], newest: int, now: float) -> GarbageF
     run = run_of(path)
     if run is None or run[0] in named:
         return None
+    if unread:
+        return GarbageFile(path, f"{unread[0]} cannot be read, and may need it; no other manifest does", False)
     number = run[1]
     if number > newest:
         return GarbageFile(

@@ -54,7 +54,8 @@ def verify(
 
     :param repair: make repairs that lose nothing: rebuild block indexes from whole parts, and move files that nothing
         needs into ``removed/``. `Report.repaired` lists these actions, and `Report.problems` has the results of
-        a second check. Logs, manifests and the parts that they name are never touched.
+        a second check. Logs, manifests and the parts that they name are never touched; if a manifest cannot be read,
+        no part is.
     :param progress: called with (bytes read, bytes to read), from the start again for the check after a repair.
     :param environment: the source of the name of the folder in ``removed/``.
     :raises NotFoundError: there is no store.
@@ -89,6 +90,8 @@ class _Verification:
         self._known: dict[int, Manifest] = {}
         self._unreadable: set[int] = set()
         self._retained: list[Manifest] = []
+        # The paths of the retained manifests that cannot be read. What they name is unknown.
+        self._unread: list[str] = []
         # For each part the ids that are from the shared log, according to a manifest.
         self._shared: dict[str, bytes] = {}
 
@@ -118,6 +121,7 @@ class _Verification:
         newest = self._known.get(numbers[-1]) if numbers else None
         first = first_retained(numbers, newest.oldest if newest is not None else 0)
         self._retained = [self._known[number] for number in numbers[first:] if number in self._known]
+        self._unread = [manifest_path(number) for number in numbers[first:] if number in self._unreadable]
         return numbers
 
     def _read_manifest(self, number: int) -> None:
@@ -313,7 +317,7 @@ class _Verification:
     def _check_garbage(self) -> None:
         entries = self._backend.list("")
         self._read_manifests()
-        garbage = find_garbage_files(entries, self._retained, self._backend.now())
+        garbage = find_garbage_files(entries, self._retained, self._unread, self._backend.now())
         still_there = {entry.path for entry in self._backend.list("")} if garbage else set()
         for file in garbage:
             if file.path in still_there:
