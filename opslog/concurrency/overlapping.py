@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How many calls run at once by default: with two, the bytes of one are copied while another waits for the disk.
+# How many calls run at once: with two, the bytes of one are copied while another waits for the disk.
 _AT_ONCE = 2
 
 
@@ -45,15 +45,12 @@ class _Call(Generic[T, R]):
         return self._results[0]
 
 
-def overlapped(
-    work: Callable[[T], R], items: Iterable[T], may_be_last: Callable[[T], bool], at_once: int = _AT_ONCE
-) -> Iterator[R]:
+def overlapped(work: Callable[[T], R], items: Iterable[T], may_be_last: Callable[[T], bool]) -> Iterator[R]:
     """The results of `work` for each item, in order. While it works on an item, the next items are taken. When the
     iteration ends, for whatever reason, no call is running any more.
 
     :param may_be_last: whether an item is most likely the last one. Such an item is done in the caller's thread, so a
         single item needs no other thread.
-    :param at_once: how many calls run at once at the most.
     :raises: the error of `work` for the first item for which it failed.
     """
     under_way: deque[_Call[T, R]] = deque()
@@ -65,7 +62,7 @@ def overlapped(
 
     try:
         for item in items:
-            if len(under_way) == at_once:
+            if len(under_way) == _AT_ONCE:
                 yield first_result()
             if may_be_last(item):
                 while under_way:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 # The number that the C file must have. A build with another number is not used, such as one from an older checkout.
-_INTERFACE = 7
+_INTERFACE = 8
 
 try:
     from opslog.kernel import _kernel

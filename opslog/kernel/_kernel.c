@@ -18,7 +18,7 @@
 #endif
 
 /* Raise it when a function takes or returns something else: opslog/kernel/__init__.py refuses other numbers. */
-#define INTERFACE 7
+#define INTERFACE 8
 
 /* orjson writes at most this many levels, and so does the format. */
 #define DEPTH_MAX 254
@@ -2020,10 +2020,40 @@ set_names(Asked *asked, PyObject *names)
     return 1;
 }
 
+/* The names at the top of the document that was read before, and the place of each among those asked for, their count where
+ * it is not one. Most documents have the names of the one before in the same order. Such names are compared with those
+ * alone: no two of them are the same. */
+typedef struct {
+    Text names[NAMES_MAX];
+    size_t places[NAMES_MAX];
+    size_t count;
+} Before;
+
+/* The position behind the colon of a member that has this name; NULL: it has another one. */
+static Bytes
+skip_name(Bytes at, Bytes end, const Text *name)
+{
+    size_t length = name->length;
+    if ((size_t)(end - at) < length + 3 || at[0] != '"' || at[length + 1] != '"' || at[length + 2] != ':') {
+        return NULL;
+    }
+    return memcmp(at + 1, name->at, length) == 0 ? at + length + 3 : NULL;
+}
+
+static size_t
+place_of(const Asked *asked, const Text *name)
+{
+    size_t place = 0;
+    while (place < asked->count && !is_named(&asked->names[place], name->at, name->length)) {
+        place++;
+    }
+    return place;
+}
+
 /* A document's fields, in `values` as new references, or in `texts` as they are written, or in neither; NULL where it has none
  * of this name. */
 static Bytes
-read_document(Bytes at, Bytes end, const Asked *asked, Known *known, PyObject **values, Text *texts)
+read_document(Bytes at, Bytes end, const Asked *asked, Known *known, Before *before, PyObject **values, Text *texts)
 {
     known->count = 0;
     if (at == end || *at != '{') {
@@ -2033,14 +2063,21 @@ read_document(Bytes at, Bytes end, const Asked *asked, Known *known, PyObject **
         return at + 2;
     }
     do {
-        Text name;
-        if ((at = read_name(at + 1, end, known, 0, &name)) == NULL) {
-            return NULL;
+        size_t number = known->count;
+        Bytes next = number < before->count ? skip_name(at + 1, end, &before->names[number]) : NULL;
+        if (next != NULL) {
+            known->names[known->count++] = before->names[number];
+        } else {
+            Text name;
+            if ((next = read_name(at + 1, end, known, 0, &name)) == NULL) {
+                return NULL;
+            }
+            before->names[number] = name;
+            before->places[number] = place_of(asked, &name);
+            before->count = number + 1; /* any of the others may be this one, or come later in this document */
         }
-        size_t index = 0;
-        while (index < asked->count && !is_named(&asked->names[index], name.at, name.length)) {
-            index++;
-        }
+        at = next;
+        size_t index = before->places[number];
         int is_asked = index < asked->count;
         Bytes start = at;
         at = read_value(at, end, 1, known, is_asked && values != NULL ? &values[index] : NULL);
@@ -2054,24 +2091,25 @@ read_document(Bytes at, Bytes end, const Asked *asked, Known *known, PyObject **
     return *at == '}' ? at + 1 : NULL;
 }
 
-/* The id and the fields of a set of the usual form, of any agent or transaction, in a line without its newline: as of
- * `read_document`, also where it returns 0. */
-static int
-read_set_fields(Bytes at, Bytes end, const Asked *asked, Known *known, Text *id, PyObject **values, Text *texts)
+/* The id and the fields of a set of the usual form, of any agent or transaction: as of `read_document`. Returns where the line
+ * ends, before its newline; NULL: it has another form, and some of the fields may be there. */
+static Bytes
+read_set_fields(Bytes at, Bytes end, const Asked *asked, Known *known, Before *before, Text *id, PyObject **values,
+                Text *texts)
 {
     uint64_t clock, version = 1;
     Text agent;
     if ((at = read_signature(at, end, &clock, &agent)) == NULL
         || (at = SKIP(at, end, ",\"op\":\"set\",\"id\":\"")) == NULL || (at = read_text(at, end, id)) == NULL
         || (at = SKIP(at, end, ",\"data\":")) == NULL
-        || (at = read_document(at, end, asked, known, values, texts)) == NULL) {
-        return 0;
+        || (at = read_document(at, end, asked, known, before, values, texts)) == NULL) {
+        return NULL;
     }
     Bytes next = SKIP(at, end, ",\"v\":");
     if (next != NULL && (at = read_number(next, end, &version)) == NULL) {
-        return 0;
+        return NULL;
     }
-    return end - at == 1 && *at == '}' && (!asked->version || asked->version == version);
+    return at < end && *at == '}' && (!asked->version || asked->version == version) ? at + 1 : NULL;
 }
 
 /* Appends an item, and takes over the reference; whether that failed. NULL: there was no memory for it. */
@@ -2119,12 +2157,14 @@ fields(PyObject *module, PyObject *args)
         }
     }
     Known known;
+    Before before = {.count = 0};
     Py_ssize_t line = 0;
     for (Bytes at = base, newline; at < end; at = newline + 1, line++) {
         newline = memchr(at, '\n', (size_t)(end - at)); /* there is one: the last byte is one */
         PyObject *values[FIELDS_MAX] = {NULL};
         Text id;
-        int is_set = read_set_fields(at, newline, &asked, &known, &id, values, NULL), failed = PyErr_Occurred() != NULL;
+        int is_set = read_set_fields(at, newline, &asked, &known, &before, &id, values, NULL) == newline;
+        int failed = PyErr_Occurred() != NULL;
         if (!failed) {
             failed = is_set ? append(ids, string_of(id)) : append(others, PyLong_FromSsize_t(line));
         }
@@ -2367,7 +2407,7 @@ bytes_or_null(PyObject *bytes)
 }
 
 PyDoc_STRVAR(columns_doc,
-"columns(lines, names)\n--\n\n"
+"columns(lines, names, rows)\n--\n\n"
 "Some fields at the top of the documents that are set in whole lines of a snapshot, each as a column of Arrow:\n"
 "(type, offsets, data, valid), where type is\n\n"
 "    string      offsets of 32 bits; data is UTF-8\n"
@@ -2378,6 +2418,7 @@ PyDoc_STRVAR(columns_doc,
 "and valid is one bit each, 0 for null and for a missing field; None: there is no null. The column is None where its values\n"
 "are of several of these types, or objects or arrays.\n\n"
 ":param lines: a buffer of less than 2 GiB.\n"
+":param rows: how many lines these are.\n"
 ":returns: None where `fields` would leave a line to Python, or what is given.");
 
 static PyObject *
@@ -2385,31 +2426,33 @@ columns(PyObject *module, PyObject *args)
 {
     Py_buffer buffer;
     PyObject *names, *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*O!:columns", &buffer, &PyTuple_Type, &names)) {
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "y*O!n:columns", &buffer, &PyTuple_Type, &names, &count)) {
         return NULL;
     }
     Asked asked = {0};
     Column found[FIELDS_MAX] = {{0}};
     Text *texts = NULL;
-    size_t rows = 0;
+    size_t rows = (size_t)count;
     Bytes base = buffer.buf, end = base + buffer.len;
-    if (base == end || buffer.len > INT32_MAX || end[-1] != '\n' || !set_names(&asked, names) || asked.count == 0) {
+    if (base == end || buffer.len > INT32_MAX || end[-1] != '\n' || count < 1 || count > buffer.len || !set_names(&asked, names)
+        || asked.count == 0) {
         result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
         goto done;
     }
     int is_usual = 1, has_memory = 1;
     Py_BEGIN_ALLOW_THREADS
-    for (Bytes at = base; at < end; at = line_stop(at, end)) {
-        rows++;
-    }
     has_memory = (texts = calloc(rows * asked.count, sizeof(Text))) != NULL;
     Known known;
-    size_t row = 0;
-    for (Bytes at = base, next; has_memory && is_usual && at < end; at = next, row++) {
+    Before before = {.count = 0};
+    /* Neither a string nor what is between two tokens has a newline, so none of these ends behind its line. */
+    Bytes at = base;
+    for (size_t row = 0; has_memory && is_usual && row < rows; row++) {
         Text id;
-        next = line_stop(at, end);
-        is_usual = row < rows && read_set_fields(at, next - 1, &asked, &known, &id, NULL, &texts[row * asked.count]);
+        at = read_set_fields(at, end, &asked, &known, &before, &id, NULL, &texts[row * asked.count]);
+        is_usual = at != NULL && at < end && *at++ == '\n';
     }
+    is_usual = is_usual && at == end;
     for (size_t index = 0; has_memory && is_usual && index < asked.count; index++) {
         found[index].texts = texts + index;
         found[index].step = asked.count;
@@ -2516,11 +2559,13 @@ split(PyObject *module, PyObject *args)
     }
     int32_t *line_offsets = (int32_t *)PyBytes_AsString(starts), *id_offsets = (int32_t *)PyBytes_AsString(id_starts);
     char *first = PyBytes_AsString(data), *to = first;
+    Py_BEGIN_ALLOW_THREADS
     for (size_t row = 0; row < rows; row++) {
         to = put(to, (const char *)found[row].id.at, found[row].id.length);
         id_offsets[row + 1] = (int32_t)(to - first);
         line_offsets[row + 1] = (int32_t)(found[row].stop - base);
     }
+    Py_END_ALLOW_THREADS
     result = Py_BuildValue("(OOO)", starts, id_starts, data);
 done:
     Py_XDECREF(starts);

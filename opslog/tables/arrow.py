@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -14,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opslog.chunks import packed
-from opslog.concurrency.overlapping import overlapped
+from opslog.concurrency.parallel import in_parallel
 from opslog.kernel import split
 
+T = TypeVar("T")
 R = TypeVar("R")
 
 # The most text in a chunk of a column; Arrow's strings have less than 2 GiB.
@@ -36,16 +36,15 @@ def lines_column(texts: Iterable[bytes | memoryview]) -> tuple[pa.ChunkedArray, 
     :param texts: some whole lines each, of less than 2 GiB together.
     :raises pyarrow.ArrowInvalid: one is not UTF-8.
     """
-    found = in_threads(_lines, filter(None, texts))
+    found = in_threads(_lines, filter(None, texts), len)
     ids = [own for _, own in found if own is not None]
     lines = pa.chunked_array([own for own, _ in found], pa.string())
     return lines, pa.chunked_array(ids, pa.string()) if len(ids) == len(found) else None
 
 
-def in_threads(work: Callable[[bytes | memoryview], R], texts: Iterable[bytes | memoryview]) -> list[R]:
-    """The results of `work`, which runs mostly without the GIL, for each text. Works as long as the process: a pool of
-    `concurrent.futures` takes no work after the main thread has ended."""
-    return list(overlapped(work, texts, lambda text: len(text) < _ALONE_BYTES, os.cpu_count() or 1))
+def in_threads(work: Callable[[T], R], items: Iterable[T], size: Callable[[T], int]) -> list[R]:
+    """The results of `work`, which runs mostly without the GIL, for each item. `size` is in bytes."""
+    return in_parallel(work, items, lambda item: size(item) < _ALONE_BYTES)
 
 
 def packed_lines(lines: Iterable[bytes]) -> pa.ChunkedArray:

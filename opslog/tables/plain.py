@@ -38,7 +38,7 @@ def plain_columns(lines: pa.ChunkedArray, fields: Sequence[str]) -> dict[str, tu
     read, names = columns, tuple(fields)
     if read is None or not names:
         return {}
-    found = in_threads(lambda text: read(text, names), map(text_of, lines.chunks))
+    found = in_threads(lambda chunk: read(text_of(chunk), names, len(chunk)), lines.chunks, lambda chunk: chunk.nbytes)
     chunks = [chunk for chunk in found if chunk is not None]
     if len(chunks) < len(found):
         return {}

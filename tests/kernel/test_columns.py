@@ -105,24 +105,27 @@ def test_documents_of_any_form(data: bytes) -> None:
     if line.count(b"\n") != 1:
         return
     _, _, left = _kernel.fields(line, (), 0, MISSING)
-    assert (_kernel.columns(line, NAMES) is None) == bool(left)
+    assert (_kernel.columns(line, NAMES, 1) is None) == bool(left)
 
 
 def test_what_is_no_line_of_a_set() -> None:
     line, delete = line_of(b'{"a":1}'), encode_commit(Delete(TS, 1, "planner", "y", folded=TS))
-    assert _kernel.columns(line + delete, ("a",)) is None
+    assert _kernel.columns(line + delete, ("a",), 2) is None
     assert _kernel.split(line + delete)[2] == b"xy"
     for text in (b"", line[:-1], b"\n", line + b"\n", b"{}\n", line.replace(b'{"ts', b'{ "ts')):
-        assert _kernel.columns(text, ("a",)) is None
+        assert _kernel.columns(text, ("a",), text.count(b"\n")) is None
         assert _kernel.split(text) is None
     assert _kernel.split(line_of(b"{}", id='"')) is None
-    assert _kernel.columns(line, ()) is None
-    assert _kernel.columns(line, ("\ud800",)) is None
-    assert _kernel.columns(line, tuple(map(str, range(17)))) is None
-    assert _kernel.columns(memoryview(line), ("a",)) == [("integer", None, b"\1" + bytes(7), None)]
+    assert _kernel.columns(line, (), 1) is None
+    assert _kernel.columns(line, ("\ud800",), 1) is None
+    assert _kernel.columns(line, tuple(map(str, range(17))), 1) is None
+    assert _kernel.columns(memoryview(line), ("a",), 1) == [("integer", None, b"\1" + bytes(7), None)]
+    for rows in (0, 2, -1, len(line) + 1, 2**62):
+        assert _kernel.columns(line, ("a",), rows) is None
+    assert _kernel.columns(line * 3, ("a",), 2) is None
 
 
-@pytest.mark.parametrize("arguments", [("", ("a",)), (b"{}\n", ["a"]), (b"{}\n",)])
+@pytest.mark.parametrize("arguments", [("", ("a",), 1), (b"{}\n", ["a"], 1), (b"{}\n",), (b"{}\n", ("a",), "1")])
 def test_wrong_arguments(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError):
         _kernel.columns(*arguments)
@@ -135,6 +138,7 @@ def test_a_file_that_is_overwritten_meanwhile() -> None:
     long = line_of(b'{"a":"%b"}' % (b"x" * 3000)) * 2000
     short = line_of(b'{"a":""}')
     shorts = short * (len(long) // len(short))
+    rows = (long.count(b"\n"), shorts.count(b"\n") + 1)
     ended = threading.Event()
 
     def overwrite() -> None:
@@ -147,8 +151,8 @@ def test_a_file_that_is_overwritten_meanwhile() -> None:
         thread = threading.Thread(target=overwrite)
         thread.start()
         try:
-            for _ in range(100):
-                _kernel.columns(mapped, ("a", "b"))
+            for number in range(100):
+                _kernel.columns(mapped, ("a", "b"), rows[number % 2])
                 _kernel.split(mapped)
         finally:
             ended.set()
@@ -162,7 +166,7 @@ def test_no_memory_is_kept() -> None:
 
     def read() -> None:
         for _ in range(20):
-            _kernel.columns(text, ("a", "b", "c"))
+            _kernel.columns(text, ("a", "b", "c"), 1000)
             _kernel.split(text)
 
     read()

@@ -257,3 +257,30 @@ def test_nothing_is_leaked() -> None:
         assert _kernel.fields(text, NAMES, 5, MISSING)[2] == [0, 1, 2]
 
     assert growth_of(work) < 20_000
+
+
+# Objects with few names, so that names change places from one to the next, and some come twice.
+MEMBERS = st.tuples(st.sampled_from("abc"), st.sampled_from([b"1", b'{"a":1}', b'{"b":{"c":2},"c":3}', b'[{"a":1}]']))
+OBJECTS = st.lists(MEMBERS, max_size=4).map(
+    lambda some: b"{%b}" % b",".join(b'"%b":%b' % (n.encode(), v) for n, v in some)
+)
+
+
+@given(st.lists(OBJECTS, min_size=1, max_size=8))
+@example([b'{"a":1,"b":1,"c":1}', b'{"a":1,"c":1,"c":1}', b'{"a":1,"c":1,"b":1}'])
+@example([b'{"a":1,"b":1}', b'{"b":1}', b'{"b":1,"b":1}', b"{}", b'{"a":{"b":1},"b":1,"a":1}'])
+def test_a_document_is_read_as_if_it_were_alone(objects: list[bytes]) -> None:
+    """Names are compared with those of the document before."""
+    lines = [
+        encode_commit(Set(TS, number + 1, "planner", str(number), msgspec.Raw(data)))
+        for number, data in enumerate(objects)
+    ]
+    ids, (some, others), left = _kernel.fields(b"".join(lines), ("c", "a"), 0, MISSING)
+    read = dict(zip(ids, zip(some, others, strict=True), strict=True))
+    for number, line in enumerate(lines):
+        names, (values, more), _ = _kernel.fields(line, ("c", "a"), 0, MISSING)
+        assert (number in left) == (not names)
+        if names:
+            assert read[str(number)] == (values[0], more[0])
+            assert _kernel.columns(line, ("c", "a"), 1) is not None
+    assert (_kernel.columns(b"".join(lines), ("c", "a"), len(lines)) is None) == bool(left)
