@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -36,7 +36,8 @@ def lines_column(texts: Iterable[bytes | memoryview]) -> tuple[pa.ChunkedArray, 
     :param texts: some whole lines each, of less than 2 GiB together.
     :raises pyarrow.ArrowInvalid: one is not UTF-8.
     """
-    found = in_threads(_lines, filter(None, texts), len)
+    given: Iterator[bytes | memoryview] = filter(None, texts)
+    found = in_threads(_lines, given, len)
     ids = [own for _, own in found if own is not None]
     lines = pa.chunked_array([own for own, _ in found], pa.string())
     return lines, pa.chunked_array(ids, pa.string()) if len(ids) == len(found) else None
