@@ -104,7 +104,7 @@ format: $(STAMP)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 .PHONY: bench
-bench: $(KERNEL)  ## measure everything beside the peers, with the kernel and without, and write docs/benchmarks.md; an hour and a half
+bench: $(KERNEL)  ## measure everything beside the peers, with the kernel and without, and write docs/benchmarks.md; 22 minutes with ARGS='--rounds 3'
 	@mkdir -p build
 	OPSLOG_KERNEL=0 $(BIN)/python -m benchmarks --kernel-goals --json build/without-kernel.json $(ARGS)
 	$(BIN)/python -m benchmarks --without-kernel build/without-kernel.json --page docs/benchmarks.md $(ARGS)

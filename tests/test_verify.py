@@ -1,10 +1,8 @@
-"""`opslog verify` finds every kind of damage, with file and byte offset. It accepts what is normal, and its repairs
-lose nothing."""
+"""`opslog verify` finds every kind of damage, with file and byte offset, and accepts what is normal."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -15,13 +13,11 @@ import pytest
 
 import opslog
 from opslog.backends import Backend, open_backend
-from opslog.format.layout import index_path, manifest_path, segment_path
+from opslog.format.layout import manifest_path, segment_path
 from opslog.format.manifest import Cut, Manifest
 from opslog.snapshot.manifests import ManifestStore
 from opslog.verify.verify import Problem, Report, verify
 from tests.support.files import files
-
-HOUR = 3600
 
 
 def build(url: str) -> None:
@@ -368,152 +364,6 @@ def test_a_cut_inside_a_line_is_found(root: Path) -> None:
     rewrite(root, 4, cut={**cut, "b": Cut(1, cut["b"].offset + 3, cut["b"].commits)})
     (error,) = found(check(root), segment_path("b", 1))
     assert error.offset == cut["b"].offset + 3
-
-
-# -- garbage, and repair
-
-
-def old(path: Path) -> None:
-    """Make it as old as if it had been written two hours ago."""
-    os.utime(path, (path.stat().st_mtime - 2 * HOUR,) * 2)
-
-
-def garbage_file(root: Path, path: str, data: bytes = b"left\n", *, age: bool = False) -> str:
-    place = root / path
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(data)
-    if age:
-        old(place)
-    return path
-
-
-def test_garbage_is_noted_with_its_reason(root: Path) -> None:
-    reasons = {
-        garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.jsonl"): "nothing names it",
-        garbage_file(root, "snapshots/00000000000000000009-beef/part-00000.jsonl"): "running, or failed",
-        garbage_file(root, "manifests/00000000000000000005.json.tmp-1"): "being written",
-        garbage_file(root, "manifests/00000000000000000005.json.tmp-2", age=True): "never finished",
-        garbage_file(root, "notes.txt"): "not a file of opslog",
-        garbage_file(root, "ops/a/readme"): "not a file of opslog",
-        garbage_file(root, "archive/old/abc.jsonl", lines_of(root, segment_path("b", 1))[0]): "has no index",
-    }
-    before = content(root)
-    report = check(root)
-    assert report.ok
-    assert {problem.severity for problem in report.problems} == {"note"}
-    assert {problem.path for problem in report.problems} == set(reasons)
-    for problem in report.problems:
-        assert reasons[problem.path] in problem.message
-    garbage_file(root, "removed/x/anything")
-    garbage_file(root, "locks/anything")
-    assert len(check(root).problems) == len(reasons)
-    assert content(root) == before
-
-
-def test_repair_moves_aside_what_nobody_needs_and_nothing_else(root: Path) -> None:
-    stay = [
-        garbage_file(root, "snapshots/00000000000000000009-beef/part-00000.jsonl"),
-        garbage_file(root, "manifests/00000000000000000005.json.tmp-1"),
-        garbage_file(root, "notes.txt"),
-    ]
-    before, documents = bytes_of(root), content(root)
-    go = [
-        garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.jsonl", b"a\n"),
-        garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.index", b"b\n"),
-        garbage_file(root, "ops/a/00000000000000000007.jsonl.tmp-2", b"c\n", age=True),
-    ]
-    moved = {path: (root / path).read_bytes() for path in go}
-    report = check(root, repair=True, environment=opslog.Environment(nonce=lambda: "n1"))
-    assert report.repaired == [f"moved {path} to removed/n1/{path}" for path in sorted(go)]
-    assert {problem.path for problem in report.problems} == set(stay)
-    after = bytes_of(root)
-    assert after == before | {f"removed/n1/{path}": data for path, data in moved.items()}
-    assert content(root) == documents
-
-
-@pytest.mark.parametrize("damage", ["missing", "flipped", "empty", "of another file"])
-def test_repair_rebuilds_an_index_from_a_whole_part(root: Path, damage: str) -> None:
-    part = first(root, "snapshots/*/*.jsonl")
-    index = index_path(part)
-    before, good = bytes_of(root), (root / index).read_bytes()
-    match damage:
-        case "missing":
-            (root / index).unlink()
-        case "flipped":
-            (root / index).write_bytes(good.replace(b"0", b"1", 1))
-        case "empty":
-            (root / index).write_bytes(b"")
-        case _:
-            (root / index).write_bytes((root / max(map(str, root.glob("archive/*/*.index")))).read_bytes())
-    bad = (root / index).read_bytes() if damage != "missing" else None
-    error = found(check(root), index)[0]
-    assert "--repair" in error.message
-    report = check(root, repair=True, environment=opslog.Environment(nonce=lambda: "n1"))
-    assert report.problems == []
-    assert len(report.repaired) == 1
-    assert report.repaired[0].startswith(f"made {index} anew")
-    assert bytes_of(root) == before | ({} if bad is None else {f"removed/n1/{index}": bad})
-
-
-def test_repair_leaves_alone_what_only_a_copy_can_restore(root: Path) -> None:
-    part = first(root, "snapshots/*/*.jsonl")
-    (root / part).write_bytes((root / part).read_bytes()[:-1])
-    (root / index_path(part)).unlink()
-    archive = first(root, "archive/*/*.index")
-    (root / archive).write_bytes(b"{}\n")
-    before = bytes_of(root)
-    report = check(root, repair=True)
-    assert report.repaired == []
-    found(report, part)
-    found(report, archive)
-    assert bytes_of(root) == before
-
-
-@pytest.mark.parametrize("which", ["the newest", "an older one"])
-@pytest.mark.parametrize("fault", ["damaged", "no answer"])
-def test_repair_moves_no_part_while_a_manifest_cannot_be_read(
-    root: Path, which: str, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What such a manifest names is unknown. Its parts were once moved into ``removed/``."""
-    with opslog.open(root, agent="a") as store:
-        store.compact(full=True)
-    manifests = sorted(path for path in files(root) if path.startswith("manifests/"))
-    path = manifests[-1] if which == "the newest" else manifests[-2]
-    garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.jsonl")
-    before = bytes_of(root)
-    if fault == "damaged":
-        (root / path).write_bytes(before[path][:-3])
-        report = check(root, repair=True)
-        (root / path).write_bytes(before[path])
-    else:
-        backend = open_backend(str(root))
-        read = backend.read
-
-        def no_answer(name: str, start: int = 0, stop: int | None = None) -> bytes:
-            if name == path:
-                raise opslog.RetryError("no answer")
-            return read(name, start, stop)
-
-        monkeypatch.setattr(backend, "read", no_answer)
-        report = verify(backend, repair=True)
-        backend.close()
-    found(report, path)
-    assert report.repaired == []
-    kept = {problem.path for problem in report.problems if problem.message.startswith(f"{path} cannot be read")}
-    assert len(kept) > 1, "it names parts that no other manifest names"
-    assert bytes_of(root) == before
-    assert len(check(root, repair=True).repaired) == 1, "the garbage goes once everything can be read"
-    assert check(root).problems == []
-
-
-def test_repair_waits_for_no_compaction(root: Path) -> None:
-    garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.jsonl")
-    backend = open_backend(str(root))
-    with backend.lock("compaction"):
-        assert check(root).ok
-        with pytest.raises(opslog.LockedError):
-            check(root, repair=True)
-    assert check(root, repair=True).problems == []
 
 
 # -- beside writers and compactions

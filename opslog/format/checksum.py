@@ -14,6 +14,7 @@ import msgspec
 
 from opslog.errors import CorruptError
 from opslog.format.exact import UNREADABLE
+from opslog.kernel import crc32 as kernel_crc32
 
 # `hashlib` loads OpenSSL, which takes longer than opening a small store. For short data, Python has its own module,
 # which its `random` uses for the same reason. Without that module, `hashlib` is used.
@@ -42,9 +43,11 @@ _CHUNK_BYTES = 4096
 
 def crc32(data: bytes | memoryview) -> str:
     """The CRC-32 as 8 hexadecimal digits."""
-    value = 0
-    for start in range(0, len(data), _CHUNK_BYTES):
-        value = zlib.crc32(data[start : start + _CHUNK_BYTES], value)
+    value = None if kernel_crc32 is None else kernel_crc32(data)
+    if value is None:
+        value = 0
+        for start in range(0, len(data), _CHUNK_BYTES):
+            value = zlib.crc32(data[start : start + _CHUNK_BYTES], value)
     return f"{value:08x}"
 
 

@@ -33,6 +33,7 @@ fields = _kernel.fields if IS_USED else None
 columns = _kernel.columns if IS_USED else None
 split = _kernel.split if IS_USED else None
 find_line = _kernel.find_line if IS_USED else None
+crc32 = _kernel.crc32 if IS_USED else None
 Table = _kernel.Table if IS_USED else None
 rows = _kernel.rows if IS_USED else None
 Winners = _kernel.Winners if IS_USED else None

@@ -15,6 +15,10 @@
 #include <string.h>
 #if defined(__SSE2__)
 #include <emmintrin.h>
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <wmmintrin.h>
+#define HAS_CRC 1
+#endif
 #endif
 
 /* Raise it when a function takes or returns something else: opslog/kernel/__init__.py refuses other numbers. */
@@ -2576,6 +2580,102 @@ done:
     return result;
 }
 
+/* -- checksums ---------------------------------------------------------------------------------------------------- */
+
+#ifdef HAS_CRC
+
+/* CRC-32 as zlib computes it, by multiplication of polynomials without carries, in a processor that has it: three times as fast.
+ *
+ * The bytes are a polynomial over GF(2), the first bit the highest power, and the CRC is its remainder modulo P. 128 bits that
+ * stand D bits before others are congruent to their two halves, multiplied with x^(D+64) and x^D modulo P; so they can be
+ * added to those others, "folded". What is left at the end are 16 bytes with the same remainder as all that came before.
+ *
+ * A product of numbers whose lowest bit is the highest power is one bit too low, and the factors have 32 bits of 64. So a
+ * factor is x^(D+32) or x^(D-32) modulo P, with its bits reversed, one bit higher. */
+#define CRC_P 0xEDB88320u
+#define FOLD_512 0x1C6E41596, 0x154442BD4
+#define FOLD_128 0x0CCAA009E, 0x1751997D0
+
+static uint32_t crc_table[256]; /* the remainder of each byte; made with the module */
+
+static void
+make_crc_table(void)
+{
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t value = byte;
+        for (int bit = 0; bit < 8; bit++) {
+            value = value >> 1 ^ (value & 1 ? CRC_P : 0);
+        }
+        crc_table[byte] = value;
+    }
+}
+
+static uint32_t
+crc_of_bytes(uint32_t crc, Bytes at, Bytes end)
+{
+    while (at < end) {
+        crc = crc >> 8 ^ crc_table[(crc ^ *at++) & 0xFF];
+    }
+    return crc;
+}
+
+__attribute__((target("pclmul"))) static __m128i
+folded(__m128i some, __m128i factors, __m128i others)
+{
+    __m128i low = _mm_clmulepi64_si128(some, factors, 0x00), high = _mm_clmulepi64_si128(some, factors, 0x11);
+    return _mm_xor_si128(_mm_xor_si128(low, high), others);
+}
+
+__attribute__((target("pclmul"))) static uint32_t
+crc_of(uint32_t crc, Bytes at, Bytes end)
+{
+    if (end - at >= 128) {
+        const __m128i *some = (const __m128i *)at;
+        __m128i factors = _mm_set_epi64x(FOLD_512), a = _mm_xor_si128(_mm_loadu_si128(some), _mm_cvtsi32_si128((int)crc)),
+                b = _mm_loadu_si128(some + 1), c = _mm_loadu_si128(some + 2), d = _mm_loadu_si128(some + 3);
+        for (at += 64; end - at >= 64; at += 64) {
+            some = (const __m128i *)at;
+            a = folded(a, factors, _mm_loadu_si128(some));
+            b = folded(b, factors, _mm_loadu_si128(some + 1));
+            c = folded(c, factors, _mm_loadu_si128(some + 2));
+            d = folded(d, factors, _mm_loadu_si128(some + 3));
+        }
+        factors = _mm_set_epi64x(FOLD_128);
+        unsigned char left[16];
+        _mm_storeu_si128((__m128i *)left, folded(folded(folded(a, factors, b), factors, c), factors, d));
+        crc = crc_of_bytes(0, left, left + sizeof(left));
+    }
+    return crc_of_bytes(crc, at, end);
+}
+
+#endif
+
+PyDoc_STRVAR(crc32_doc,
+"crc32(data)\n--\n\n"
+"What `zlib.crc32` returns. It keeps the GIL, which takes a few microseconds for a block.\n\n"
+":returns: None where the processor, or the compiler of the kernel, does not multiply without carries.");
+
+static PyObject *
+crc32(PyObject *module, PyObject *argument)
+{
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(argument, &buffer, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    PyObject *result;
+#ifdef HAS_CRC
+    if (__builtin_cpu_supports("pclmul")) {
+        Bytes base = buffer.buf;
+        result = PyLong_FromUnsignedLong(~crc_of(0xFFFFFFFFu, base, base + buffer.len));
+    } else
+#endif
+    {
+        result = Py_NewRef(Py_None);
+    }
+    PyBuffer_Release(&buffer);
+    return result;
+}
+
 /* -- lookups in a snapshot ----------------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(find_line_doc,
@@ -3603,6 +3703,7 @@ static PyMethodDef methods[] = {
     {"split", split, METH_VARARGS, split_doc},
     {"columns", columns, METH_VARARGS, columns_doc},
     {"find_line", find_line, METH_VARARGS, find_line_doc},
+    {"crc32", crc32, METH_O, crc32_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -3617,6 +3718,9 @@ add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept)
 static int
 set_up(PyObject *module)
 {
+#ifdef HAS_CRC
+    make_crc_table();
+#endif
     ModuleState *state = PyModule_GetState(module);
     PyTypeObject *merger_type = NULL;
     int failed = add_type(module, &sets_spec, &state->sets_type) < 0
