@@ -50,6 +50,9 @@ _COMMITS = 1000
 _CHUNK_BYTES = 256 * 1024
 # A snapshot is due when the messages after the last one are this many times as long as that snapshot.
 _SNAPSHOT_TIMES = 2
+# How long to collect writes after a step, so that many of them take one step. A step for each write would take as
+# much of the server's time as the write. A request for the feed ends this wait.
+_COLLECT_SECONDS = 0.01
 # How long to wait before retrying a failed step.
 _RETRY_SECONDS = 5.0
 
@@ -127,10 +130,11 @@ class Feed:
         self._snapshot_bytes = snapshot_bytes
         self._messages = Messages(name)
         self._key = _key(self.path)
-        # How many times the feed was woken, counting the start; how many of these wake-ups it has handled; and an event
-        # for the end of a step.
+        # How many times the feed was woken, counting the start; how many of these wake-ups it has handled; and events:
+        # for a wake-up, for a request that waits for the next step, and for the end of a step.
         self._wanted, self._reached = 1, 0
         self._woken = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._stepped = asyncio.Event()
         self._has_ended = False
         self._background = Background(_log, f"the feed {self.path} has ended by a fault of the server")
@@ -162,6 +166,7 @@ class Feed:
         has ended."""
         wanted = self._wanted
         while self._reached < wanted and not self._has_ended:
+            self._hurried.set()
             await self._stepped.wait()
 
     def _reach(self, wanted: int) -> None:
@@ -188,6 +193,7 @@ class Feed:
 
     async def _follow(self) -> None:
         while True:
+            self._hurried.clear()
             wait = self._poll_seconds
             try:
                 while await self.step():
@@ -198,14 +204,13 @@ class Feed:
                 wait = max(wait, _RETRY_SECONDS)
                 self._reach(self._wanted)
                 _log.warning("a feed could not be written", extra={"store": self._name, "error": str(error)})
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._woken.wait()
+            await _happens(self._hurried, _COLLECT_SECONDS)
+            await _happens(self._woken, wait)
             self._woken.clear()
 
     async def step(self) -> bool:
-        """Append the changes since the last step, or a snapshot if one is due. Returns whether there was anything to
-        append."""
+        """Append the changes since the last step, or a snapshot if one is due. Returns whether more was there to append
+        already."""
         wanted = self._wanted
         kept, stream = self._kept(), self._stream()
         if kept is not None and (stream is None or stream.id != kept.stream):
@@ -213,9 +218,11 @@ class Feed:
         made = await self._in_thread(partial(self._make, kept, stream))
         if made is not None:
             await asyncio.shield(self._streams.work_on(self.path, partial(self._commit, made)))
-        if made is None or made.is_all:
-            self._reach(wanted)
-        return made is not None
+        if made is not None and not made.is_all:
+            return True
+        self._reach(wanted)
+        kept, stream = self._kept(), self._stream()
+        return kept is not None and stream is not None and self._needs_snapshot(kept, stream)
 
     # In a thread
 
@@ -285,6 +292,13 @@ class Feed:
         transaction.put_value(self._key, msgspec.json.encode(kept))
         if made.records:
             transaction.events.appended[self.path] = stream
+
+
+async def _happens(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, for so long at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def _records(messages: Iterable[bytes]) -> list[bytes]:

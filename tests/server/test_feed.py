@@ -24,6 +24,7 @@ from opslog.server.protocol.model import JSON
 from opslog.server.protocol.storage import Storage
 from opslog.server.storage.directory import DirectoryStorage
 from opslog.server.storage.memory import MemoryStorage
+from opslog.server.stores import feed
 from opslog.server.stores.feed import Feed
 from opslog.server.stores.messages import COMMIT
 from opslog.server.stores.served import ServedStores
@@ -346,6 +347,26 @@ def test_a_writer_finds_its_write_in_the_feed(client: Caller) -> None:
         last = client.get(PATH).json()[-1]
         clock, _, agent = written["stamp"].partition("@")
         assert (last["value"], last["headers"]["txid"]) == ({"n": number}, f"{agent}:{clock}")
+
+
+def test_writes_are_collected_until_somebody_reads(client: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most two steps: one may have begun before the first of these writes."""
+    monkeypatch.setattr(feed, "_COLLECT_SECONDS", 3600)
+    steps, step = [], Feed.step
+
+    async def counted(self: Feed) -> bool:
+        steps.append(self)
+        return await step(self)
+
+    monkeypatch.setattr(Feed, "step", counted)
+    for number in range(5):
+        client.put(f"http://test/v1/store/tasks/documents/before-{number}", content=b"{}")
+        client.get(PATH)
+    before = len(steps)
+    for number in range(20):
+        client.put(f"http://test/v1/store/tasks/documents/{number}", content=b"{}")
+    assert len(client.get(PATH).json()) > 20
+    assert 1 <= len(steps) - before <= 2
 
 
 def test_a_waiting_client_is_notified_of_writes_of_other_processes(client: Caller, url: str) -> None:
