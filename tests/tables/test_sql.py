@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import opslog
 from opslog import aio
+from opslog.tables import arrow
 
 Store = opslog.Store[dict[str, Any]]
 
@@ -158,6 +161,26 @@ def test_documents_of_older_versions_are_migrated(tmp_path: Path) -> None:
     ) as typed:
         typed["y"] = Task("t")
         assert typed.to_arrow(["title"]).to_pydict() == {"title": ["n", "t"]}
+
+
+def test_migrations_run_in_the_thread_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are code of the user, and may use variables of that thread."""
+    monkeypatch.setattr(arrow, "_CHUNK_BYTES", 100)
+    monkeypatch.setattr(arrow, "_ALONE_BYTES", 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+
+    class Task(msgspec.Struct):
+        thread: int
+
+    def migrate(document: dict[str, Any], version: int) -> dict[str, Any]:
+        return {"thread": threading.get_ident()}
+
+    with opslog.open(tmp_path, agent="a") as old:
+        for number in range(200):
+            old[f"task-{number}"] = {}
+        old.compact()
+    with opslog.open(tmp_path, agent="b", type=Task, version=2, migrate=migrate) as store:
+        assert answer(store, "SELECT DISTINCT thread FROM documents") == [(threading.get_ident(),)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
