@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 import opslog
 from opslog.backends import open_backend
+from opslog.backends.local.fs import FsBackend
+from opslog.errors import MissingFileError
 from opslog.format.layout import index_path, segment_path
-from opslog.verify.verify import verify
+from opslog.verify.verify import Report, verify
 from tests.support.files import files
 from tests.test_verify import build, bytes_of, check, content, first, found, lines_of
 
@@ -119,41 +123,101 @@ def test_repair_leaves_alone_what_only_a_copy_can_restore(root: Path) -> None:
     assert bytes_of(root) == before
 
 
-@pytest.mark.parametrize("which", ["the newest", "an older one"])
-@pytest.mark.parametrize("fault", ["damaged", "no answer"])
-def test_repair_moves_no_part_while_a_manifest_cannot_be_read(
-    root: Path, which: str, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What such a manifest names is unknown. Its parts were once moved into ``removed/``."""
+class Failing(FsBackend):
+    """Reads of some paths fail."""
+
+    def __init__(self, root: Path, errors: dict[str, type[opslog.OpslogError]]) -> None:
+        super().__init__(str(root))
+        self.errors = errors
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        if path in self.errors:
+            raise self.errors[path](f"no answer for {path}", path)
+        return super().read(path, start, stop)
+
+
+def manifests_of(root: Path) -> list[str]:
+    """Those of a store in which each manifest but the newest one needs parts that the newest does not."""
     with opslog.open(root, agent="a") as store:
         store.compact(full=True)
-    manifests = sorted(path for path in files(root) if path.startswith("manifests/"))
-    path = manifests[-1] if which == "the newest" else manifests[-2]
+    return sorted(path for path in files(root) if path.startswith("manifests/"))
+
+
+def repaired_with(root: Path, errors: dict[str, type[opslog.OpslogError]]) -> Report:
+    backend = Failing(root, errors)
+    try:
+        return verify(backend, repair=True)
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "number"),
+    [
+        *product(["damaged", "no answer", "not found", "away, and the one before is damaged"], [-1, -2, -3]),
+        *product(["away"], [-2, -3]),  # without its manifest, a newest run looks like that of a running compaction
+    ],
+)
+def test_repair_moves_no_part_while_a_manifest_cannot_be_read(root: Path, fault: str, number: int) -> None:
+    """What such a manifest names is unknown. Its parts were once moved into ``removed/``."""
+    manifests = manifests_of(root)
+    path, older = manifests[number], manifests[number - 1]
     garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.jsonl")
     before = bytes_of(root)
-    if fault == "damaged":
-        (root / path).write_bytes(before[path][:-3])
-        report = check(root, repair=True)
-        (root / path).write_bytes(before[path])
-    else:
-        backend = open_backend(str(root))
-        read = backend.read
-
-        def no_answer(name: str, start: int = 0, stop: int | None = None) -> bytes:
-            if name == path:
-                raise opslog.RetryError("no answer")
-            return read(name, start, stop)
-
-        monkeypatch.setattr(backend, "read", no_answer)
-        report = verify(backend, repair=True)
-        backend.close()
-    found(report, path)
+    errors: dict[str, type[opslog.OpslogError]] = {}
+    match fault:
+        case "damaged":
+            (root / path).write_bytes(before[path][:-3])
+        case "no answer":
+            errors[path] = opslog.RetryError
+        case "not found":
+            errors[path] = MissingFileError
+        case "away":
+            (root / path).unlink()
+        case _:
+            (root / path).unlink()
+            (root / older).write_bytes(before[older][:-3])
+    report = repaired_with(root, errors)
     assert report.repaired == []
-    kept = {problem.path for problem in report.problems if problem.message.startswith(f"{path} cannot be read")}
-    assert len(kept) > 1, "it names parts that no other manifest names"
+    for place in (path, older):
+        (root / place).write_bytes(before[place])
     assert bytes_of(root) == before
     assert len(check(root, repair=True).repaired) == 1, "the garbage goes once everything can be read"
     assert check(root).problems == []
+
+
+def test_an_index_that_could_not_be_read_for_a_moment_stays(root: Path) -> None:
+    part = first(root, "snapshots/*/*.jsonl")
+    index, before = index_path(part), bytes_of(root)
+    backend = Failing(root, {index: opslog.RetryError})
+    lock = backend.lock
+
+    def readable_again(name: str) -> AbstractContextManager[None]:
+        backend.errors.clear()
+        return lock(name)
+
+    backend.lock = readable_again  # type: ignore[method-assign]
+    report = verify(backend, repair=True)
+    backend.close()
+    assert (report.repaired, report.problems) == ([], [])
+    assert bytes_of(root) == before
+
+
+def test_repair_goes_on_behind_a_part_that_was_collected(root: Path) -> None:
+    one, other = sorted(path for path in files(root) if path.startswith("snapshots/") and path.endswith(".jsonl"))[:2]
+    for part in (one, other):
+        (root / index_path(part)).unlink()
+    backend = Failing(root, {})
+    lock = backend.lock
+
+    def collected(name: str) -> AbstractContextManager[None]:
+        backend.errors[one] = MissingFileError
+        return lock(name)
+
+    backend.lock = collected  # type: ignore[method-assign]
+    report = verify(backend, repair=True)
+    backend.close()
+    assert [sentence.split(" from ")[0] for sentence in report.repaired] == [f"made {index_path(other)} anew"]
 
 
 def test_repair_waits_for_no_compaction(root: Path) -> None:

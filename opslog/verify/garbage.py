@@ -30,8 +30,8 @@ def find_garbage_files(
 
     :param retained: the retained manifests, oldest first, read after the listing was made: so a run that they do not
         name was either collected since, or is garbage.
-    :param unread: the paths of the retained manifests that could not be read. While there is one, a run that the
-        others do not name may be its own, and is not movable.
+    :param unread: the paths of manifests that may be retained, and could not be read or were not there. While there is
+        one, a run that the others do not name may be its own, and is not movable.
     :param now: by the storage's clock.
     """
     named = {run.name for manifest in retained for run in manifest.runs}
@@ -56,7 +56,7 @@ def _explain(entry: Entry, named: set[str], unread: Sequence[str], newest: int, 
     if run is None or run[0] in named:
         return None
     if unread:
-        return GarbageFile(path, f"{unread[0]} cannot be read, and may need it; no other manifest does", False)
+        return GarbageFile(path, f"{unread[0]} cannot be read, or is not there, and may need it; no other manifest does", False)
     number = run[1]
     if number > newest:
         return GarbageFile(

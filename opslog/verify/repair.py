@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from opslog.backends import Backend
 from opslog.compaction.compact import LOCK
-from opslog.errors import MissingFileError
+from opslog.errors import CorruptError, MissingFileError
 from opslog.format.commits import decode_records
 from opslog.format.layout import REMOVED, index_path
 from opslog.format.manifest import Part
@@ -33,16 +33,26 @@ def repair_all(backend: Backend, indexes: Sequence[Part], garbage: Sequence[str]
 
 def _rebuild(backend: Backend, parts: Sequence[Part], nonce: str) -> Iterator[str]:
     for part in parts:
-        data = backend.read(part.path)
-        records = decode_records(data, part.path, 0)
+        index = index_path(part.path)
+        try:
+            data = backend.read(part.path)
+            records = decode_records(data, part.path, 0)
+        except (MissingFileError, CorruptError):
+            continue  # collected or damaged since it was checked; the check after the repair reports damage
         lines = [line + b"\n" for line in data.split(b"\n")[:-1]]
         file = build_archive(part.path, map(Row.of, records, lines))
-        if file.part.sha256 != part.sha256:
-            continue  # damaged since it was checked; the check after the repair reports it
-        index = index_path(part.path)
+        if file.part.sha256 != part.sha256 or _is_there(backend, index, file.index):
+            continue  # the part was damaged since it was checked; or the index is whole, and could not be read then
         moved = _move_aside(backend, index, nonce)
         backend.create(index, file.index)
         yield f"made {index} anew from {part.path}" + (f"; the old one is {REMOVED}{nonce}/{index}" if moved else "")
+
+
+def _is_there(backend: Backend, path: str, data: bytes) -> bool:
+    try:
+        return backend.read(path) == data
+    except MissingFileError:
+        return False
 
 
 def _move_aside(backend: Backend, path: str, nonce: str) -> bool:

@@ -42,6 +42,9 @@ __all__ = ["Problem", "Report", "verify"]
 # How often a part of the check starts again because of compactions. Each time less remains to be checked.
 _PASSES_MAX = 1000
 
+# How often manifests are listed again because one was gone when it was read.
+_LISTINGS_MAX = 10
+
 
 def verify(
     backend: Backend,
@@ -90,7 +93,7 @@ class _Verification:
         self._known: dict[int, Manifest] = {}
         self._unreadable: set[int] = set()
         self._retained: list[Manifest] = []
-        # The paths of the retained manifests that cannot be read. What they name is unknown.
+        # The paths of manifests that may be retained, and cannot be read or are not there. What they name is unknown.
         self._unread: list[str] = []
         # For each part the ids that are from the shared log, according to a manifest.
         self._shared: dict[str, bytes] = {}
@@ -114,14 +117,20 @@ class _Verification:
 
     def _read_manifests(self) -> list[int]:
         """Read new manifests, and note which are retained, according to the newest."""
-        numbers = [number for number, _ in ManifestStore(self._backend).entries()]
-        for number in numbers:
-            if number not in self._known and number not in self._unreadable:
+        for _ in range(_LISTINGS_MAX):
+            numbers = [number for number, _ in ManifestStore(self._backend).entries()]
+            new = [number for number in numbers if number not in self._known and number not in self._unreadable]
+            for number in new:
                 self._read_manifest(number)
+            if all(number in self._known or number in self._unreadable for number in new):
+                break  # otherwise one was collected since it was listed, or is there and cannot be found
         newest = self._known.get(numbers[-1]) if numbers else None
-        first = first_retained(numbers, newest.oldest if newest is not None else 0)
+        oldest = newest.oldest if newest is not None else 0
+        first = first_retained(numbers, oldest)
         self._retained = [self._known[number] for number in numbers[first:] if number in self._known]
-        self._unread = [manifest_path(number) for number in numbers[first:] if number in self._unreadable]
+        # Collections delete only what is older than the oldest. Who removes another one may put it back.
+        between = range(oldest or numbers[0], numbers[-1] + 1) if numbers else ()
+        self._unread = [manifest_path(number) for number in between if number not in self._known]
         return numbers
 
     def _read_manifest(self, number: int) -> None:
