@@ -512,6 +512,7 @@ class AsyncChanges(Generic[T]):
         self.token = changes.token
         self.reset = changes.reset
         self.commits = changes.commits
+        self.has_more = changes.has_more
 
     async def __aiter__(self) -> AsyncIterator[Change[T]]:
         found = iter(self._changes)

@@ -388,8 +388,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         snapshot.
 
         :param since: the token of an earlier call, by any process. None: all documents, as a reset.
-        :param limit: stop after so many commits; the token says where. (On an object storage: at the end of the append
-            that has the last of them.) A reset has no limit.
+        :param limit: stop after so many commits; the token says where, and `Changes.has_more` that it happened. (On an
+            object storage: at the end of the append that has the last of them.) A reset has no limit.
         :raises UsageError: `since` is not a token, or belongs to another store; or this is a view of the past.
         """
         return self._replica.changes(since, limit)

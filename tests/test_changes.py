@@ -276,6 +276,28 @@ def test_limit_stops_early(url: str) -> None:
             b.changes(consumer.token, limit=0)
 
 
+def test_a_limit_that_seals_have_reached_says_that_there_is_more(tmp_path: Path) -> None:
+    """They count, and are not among the commits."""
+    settings = opslog.Settings(undo_window=4, undo_ttl_seconds=0)
+    with opslog.open(tmp_path, agent="m", settings=settings, compact_after=None) as store:
+        consumer = Consumer()
+        consumer.take(store.changes())
+        for name in "abc":
+            with opslog.open(tmp_path, agent=name, compact_after=None) as other:
+                for number in range(5):
+                    other[f"{name}-{number}"] = {}
+        assert store.compact().sealed == ("a", "b", "c")
+        store["last"] = {}
+        short, changes = 0, store.changes(consumer.token, limit=2)
+        while changes.has_more:
+            short += len(changes.commits) < 2
+            consumer.take(changes)
+            changes = store.changes(consumer.token, limit=2)
+        consumer.take(changes)
+        assert short
+        assert consumer.documents == dict(store.items())
+
+
 def test_limit_stops_behind_an_append_where_each_is_an_object() -> None:
     url = f"bucket://changes-{next(_numbers)}"
     with open_writer(url, "a", durability="buffered", buffer_seconds=1000.0) as store:

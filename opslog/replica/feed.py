@@ -86,6 +86,7 @@ class Changes(Generic[T]):
     :ivar reset: whether these are all documents of the store: after a first call, or if commits in between were
         collected. Drop everything you have, the old token too, and apply them.
     :ivar commits: what each commit between the tokens did, in the order of their stamps; none with a reset.
+    :ivar has_more: whether `limit` ended the call, so that more may be there already.
     """
 
     def __init__(
@@ -96,10 +97,12 @@ class Changes(Generic[T]):
         *,
         reset: bool = False,
         commits: tuple[Effect, ...] = (),
+        has_more: bool = False,
     ) -> None:
         self.token = token
         self.reset = reset
         self.commits = commits
+        self.has_more = has_more
         self._changed = changed
         self._decode = decode
 
@@ -240,7 +243,8 @@ class Feed(Generic[T]):
         base = newest if is_all else self._loader.manifests.read(token.manifest)
         effects = tuple(sorted(_effects(commits, state)))
         changed = tuple(_changed(touched, state))
-        return Changes(self._keep(store, state, base), partial(iter, changed), self._decode, commits=effects)
+        token_now = self._keep(store, state, base)
+        return Changes(token_now, partial(iter, changed), self._decode, commits=effects, has_more=not is_all)
 
     def _is_short(self, state: State, listed: Segments, ends: Ends) -> bool:
         """Whether a log does not reach the position up to which to read it: commits were compacted and collected before

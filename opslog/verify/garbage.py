@@ -56,7 +56,8 @@ def _explain(entry: Entry, named: set[str], unread: Sequence[str], newest: int, 
     if run is None or run[0] in named:
         return None
     if unread:
-        return GarbageFile(path, f"{unread[0]} cannot be read, or is not there, and may need it; no other manifest does", False)
+        why = f"{unread[0]} cannot be read, or is not there, and may need it; no other manifest does"
+        return GarbageFile(path, why, False)
     number = run[1]
     if number > newest:
         return GarbageFile(

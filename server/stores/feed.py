@@ -91,7 +91,7 @@ class _Step(msgspec.Struct):
     :ivar token: the token after this step.
     :ivar records: the records to append.
     :ivar is_snapshot: whether the records are a snapshot. If so, the stream is trimmed to the snapshot before it.
-    :ivar is_all: whether the token is at the end of the store's commits.
+    :ivar is_all: whether the token is at the end of what the store had.
     """
 
     rest: Kept | None
@@ -247,8 +247,7 @@ class Feed:
             return _Step(kept, found.token, _records(messages), is_all=True)
         if found.token == kept.token:
             return None
-        is_all = len(found.commits) < _COMMITS
-        return _Step(kept, found.token, _records(self._messages.changes(found)), is_all=is_all)
+        return _Step(kept, found.token, _records(self._messages.changes(found)), is_all=not found.has_more)
 
     def _needs_snapshot(self, kept: Kept, stream: Stream) -> bool:
         since, last = stream.tail - kept.stop, kept.stop - kept.start
