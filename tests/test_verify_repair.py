@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,11 +124,21 @@ def test_repair_leaves_alone_what_only_a_copy_can_restore(root: Path) -> None:
 
 
 class Failing(FsBackend):
-    """Reads of some paths fail."""
+    """Reads of some paths fail; after the repair has begun, those of other ones."""
 
-    def __init__(self, root: Path, errors: dict[str, type[opslog.OpslogError]]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        errors: dict[str, type[opslog.OpslogError]],
+        later: dict[str, type[opslog.OpslogError]] | None = None,
+    ) -> None:
         super().__init__(str(root))
         self.errors = errors
+        self._later = errors if later is None else later
+
+    def lock(self, name: str) -> Any:
+        self.errors = self._later
+        return super().lock(name)
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         if path in self.errors:
@@ -143,8 +153,7 @@ def manifests_of(root: Path) -> list[str]:
     return sorted(path for path in files(root) if path.startswith("manifests/"))
 
 
-def repaired_with(root: Path, errors: dict[str, type[opslog.OpslogError]]) -> Report:
-    backend = Failing(root, errors)
+def repaired_with(backend: Failing) -> Report:
     try:
         return verify(backend, repair=True)
     finally:
@@ -177,7 +186,7 @@ def test_repair_moves_no_part_while_a_manifest_cannot_be_read(root: Path, fault:
         case _:
             (root / path).unlink()
             (root / older).write_bytes(before[older][:-3])
-    report = repaired_with(root, errors)
+    report = repaired_with(Failing(root, errors))
     assert report.repaired == []
     for place in (path, older):
         (root / place).write_bytes(before[place])
@@ -189,16 +198,7 @@ def test_repair_moves_no_part_while_a_manifest_cannot_be_read(root: Path, fault:
 def test_an_index_that_could_not_be_read_for_a_moment_stays(root: Path) -> None:
     part = first(root, "snapshots/*/*.jsonl")
     index, before = index_path(part), bytes_of(root)
-    backend = Failing(root, {index: opslog.RetryError})
-    lock = backend.lock
-
-    def readable_again(name: str) -> AbstractContextManager[None]:
-        backend.errors.clear()
-        return lock(name)
-
-    backend.lock = readable_again  # type: ignore[method-assign]
-    report = verify(backend, repair=True)
-    backend.close()
+    report = repaired_with(Failing(root, {index: opslog.RetryError}, {}))
     assert (report.repaired, report.problems) == ([], [])
     assert bytes_of(root) == before
 
@@ -207,16 +207,7 @@ def test_repair_goes_on_behind_a_part_that_was_collected(root: Path) -> None:
     one, other = sorted(path for path in files(root) if path.startswith("snapshots/") and path.endswith(".jsonl"))[:2]
     for part in (one, other):
         (root / index_path(part)).unlink()
-    backend = Failing(root, {})
-    lock = backend.lock
-
-    def collected(name: str) -> AbstractContextManager[None]:
-        backend.errors[one] = MissingFileError
-        return lock(name)
-
-    backend.lock = collected  # type: ignore[method-assign]
-    report = verify(backend, repair=True)
-    backend.close()
+    report = repaired_with(Failing(root, {}, {one: MissingFileError}))
     assert [sentence.split(" from ")[0] for sentence in report.repaired] == [f"made {index_path(other)} anew"]
 
 

@@ -117,6 +117,7 @@ class _Verification:
 
     def _read_manifests(self) -> list[int]:
         """Read new manifests, and note which are retained, according to the newest."""
+        numbers: list[int] = []
         for _ in range(_LISTINGS_MAX):
             numbers = [number for number, _ in ManifestStore(self._backend).entries()]
             new = [number for number in numbers if number not in self._known and number not in self._unreadable]
