@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,16 @@ from tests.test_verify import build, bytes_of, check, content, first, found, lin
 HOUR = 3600
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("template") / "store"
+    build(str(root))
+    return root
+
+
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    build(str(tmp_path / "store"))
-    return tmp_path / "store"
+def root(template: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(template, tmp_path / "store")
 
 
 def old(path: Path) -> None:

@@ -77,8 +77,8 @@ class _Helper(Generic[T, R]):
 
     A thread for each item, of some megabytes, would take as long to start as to work.
 
-    :ivar has_begun: whether it may have worked on an item. After an interrupt, a thread that has not begun finds that
-        the work has stopped.
+    :ivar has_begun: whether it may have worked on an item. A thread that begins after the end finds nothing to do: no
+        item is left, or the work is stopped.
     """
 
     def __init__(self, shared: _Shared[T, R]) -> None:

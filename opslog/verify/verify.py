@@ -57,8 +57,8 @@ def verify(
 
     :param repair: make repairs that lose nothing: rebuild block indexes from whole parts, and move files that nothing
         needs into ``removed/``. `Report.repaired` lists these actions, and `Report.problems` has the results of
-        a second check. Logs, manifests and the parts that they name are never touched; if a manifest cannot be read,
-        no part is.
+        a second check. Logs, manifests and the parts that they name are never touched; if a manifest cannot be read
+        or is away, no part is.
     :param progress: called with (bytes read, bytes to read), from the start again for the check after a repair.
     :param environment: the source of the name of the folder in ``removed/``.
     :raises NotFoundError: there is no store.
