@@ -137,6 +137,15 @@ def _close_opened(opened: asyncio.Future[Store[Any]]) -> None:
         opened.result().close()
 
 
+def _wakes(worker: Worker) -> bool:
+    """Wake a worker. If no thread can be started for it, or there is no memory to do so, this returns False, and the
+    caller does the work itself: tasks that wait for an answer come before all others."""
+    try:
+        return worker.wake()
+    except Exception:  # noqa: BLE001  (nobody would get it, and the tasks would wait for ever)
+        return False
+
+
 class AsyncStore(Generic[T]):
     """Like `opslog.Store`, with calls that are awaited. Made by `open`."""
 
@@ -151,6 +160,11 @@ class AsyncStore(Generic[T]):
             "opslog-aio-decide", self._decide_all, what="deciding transactions for tasks", subject="aio"
         )
         self._waking = False
+        # The tasks whose transactions have ended, and whether the event loop is about to wake them.
+        self._ended: deque[asyncio.Future[None]] = deque()
+        self._ending = False
+        # Whether the event loop is about to wake the decider.
+        self._deciding = False
         # A lookup that may be a request to a server must not block the event loop.
         backend = self._replica.backend
         self._reads_are_quick = backend.segments_grow and not backend.requests
@@ -280,24 +294,45 @@ class AsyncStore(Generic[T]):
     async def _decide(self, call: str, decide: Callable[[Transaction[T]], R], attempts: int | None = None) -> R:
         deciding = self._replica.deciding_of(call)
         waiter: asyncio.Future[None] = self._loop.create_future()
-
-        def wake() -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        def notify() -> None:
-            with suppress(RuntimeError):  # the event loop was closed, and nobody waits any more
-                self._loop.call_soon_threadsafe(wake)
-
-        waiting = deciding.submit(decide, attempts, notify)
-        if not self._decider.wake():
-            await _in_thread(deciding.decide_all)
+        waiting = deciding.submit(decide, attempts, partial(self._note_end, waiter))
+        if not self._deciding:
+            # Not at once, as in `_written`: the tasks that are ready now share a group, and so an append.
+            self._loop.call_soon(self._wake_decider)
+            self._deciding = True
         try:
             await waiter
         except asyncio.CancelledError:
             deciding.cancel(waiting)
             raise
         return waiting.outcome()
+
+    def _wake_decider(self) -> None:
+        self._deciding = False
+        if not _wakes(self._decider):
+            try:
+                self._loop.run_in_executor(None, self._decide_all)
+            except RuntimeError:
+                self._decide_all()
+
+    def _note_end(self, waiter: asyncio.Future[None]) -> None:
+        """In the thread that decides: have the event loop wake a task whose transaction has ended, and those of its
+        group with it."""
+        self._ended.append(waiter)
+        if not self._ending:
+            self._ending = True
+            try:
+                with suppress(RuntimeError):  # the event loop was closed, and nobody waits any more
+                    self._loop.call_soon_threadsafe(self._wake_ended)
+            except BaseException:
+                self._ending = False  # the next one tries again
+                raise
+
+    def _wake_ended(self) -> None:
+        self._ending = False  # first: what ends from now on is noted anew
+        while self._ended:
+            waiter = self._ended.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def to_arrow(self, schema: pa.Schema | Iterable[str] | None = None) -> pa.Table:
         """As `Store.to_arrow`."""
@@ -364,8 +399,8 @@ class AsyncStore(Generic[T]):
 
     def _wake(self) -> None:
         self._waking = False
-        if not self._writer.wake():
-            self._write()  # no thread can be started: tasks that wait for an answer come before all others
+        if not _wakes(self._writer):
+            self._write()
 
     def _write(self) -> None:
         """In the writer's thread: write what is queued, and wake those who wait for it."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import opslog
+from opslog.backends import Position
 from opslog.errors import ConflictError, ExistsError, NotFoundError, UsageError
 from opslog.format import commits
 from opslog.format.layout import TRANSACTIONS
@@ -92,6 +93,42 @@ def test_tasks_share_appends_and_lose_nothing(url: str) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
             assert (await store.modify("n", increment)) in ({"n": 65}, {"n": 66})
+
+    asyncio.run(main())
+
+
+def test_transactions_of_all_tasks_that_are_ready_share_one_append(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    appends: list[bytes] = []
+
+    async def main() -> None:
+        async with opslog.aio.open(url, agent="a", compact_after=None) as store:
+            backend = store._replica.backend
+            append_at = backend.append_at
+
+            def counted(log: str, end: Position, data: bytes) -> Position | None:
+                appends.append(data)
+                return append_at(log, end, data)
+
+            monkeypatch.setattr(backend, "append_at", counted)
+            await asyncio.gather(*(store.modify(f"{number % 60}", increment) for number in range(64)))
+            assert await store.count() == 60
+            assert await store.get("3") == {"n": 2}
+
+    asyncio.run(main())
+    assert [data.count(b"\n") for data in appends] == [64]
+
+
+def test_a_transaction_sees_what_those_before_it_in_its_group_wrote(url: str) -> None:
+    async def main() -> None:
+        async with opslog.aio.open(url, agent="a", compact_after=None) as store:
+
+            def note(transaction: opslog.Transaction[Document]) -> int:
+                seen = len(transaction)
+                transaction[f"{seen:03}"] = {"n": sum(document["n"] for document in transaction.values()) + 1}
+                return seen
+
+            assert await asyncio.gather(*(store.transact(note) for _ in range(12))) == list(range(12))
+            assert [document["n"] async for _, document in store.items()] == [2**number for number in range(12)]
 
     asyncio.run(main())
 

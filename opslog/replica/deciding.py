@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -39,17 +39,15 @@ from opslog.errors import (
     CommitUnknownError,
     MissingFileError,
     OpslogError,
-    RetryError,
     WriteFailedError,
 )
-from opslog.format.commits import Commit, Record, Set, Undo
+from opslog.format.commits import Commit, Undo
 from opslog.format.documents import Schema
 from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log.reader import SEGMENT_COST, Cursor
 from opslog.log.shared import SharedLog
-from opslog.merge.undo import newest_undoable
-from opslog.replica.questions import Frozen, Questions
 from opslog.replica.queueing import Queueing
+from opslog.replica.sight import Overlay, Readable, Sight
 from opslog.replica.state import State, View
 from opslog.replica.transaction import Reads, Transaction, conflict, is_same, live
 
@@ -57,13 +55,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Replica(Protocol[T]):
+class Replica(Readable[T], Protocol[T]):
     """What deciding needs of an open store."""
 
     backend: Backend
     schema: Schema[T]
     environment: Environment
-    agent: str | None
 
     # The thread that calls a user's function.
     deciding: int | None
@@ -71,8 +68,6 @@ class Replica(Protocol[T]):
     # Whether commits of this store may be in memory and not yet in its log.
     is_buffered: bool
 
-    @property
-    def questions(self) -> Questions[T]: ...
     def check_open(self) -> None: ...
     def check_may_wait(self) -> None: ...
     def check_not_refreshing(self) -> None: ...
@@ -82,7 +77,6 @@ class Replica(Protocol[T]):
     def check_own_log(self) -> None: ...
     def replace(self, state: State, missing: MissingFileError | None) -> None: ...
     def freeze(self) -> View: ...
-    def read_frozen(self, read: Callable[[], R]) -> R: ...
     def between_refreshes(self, work: Callable[[], R]) -> R: ...
     def invalidate(self) -> None: ...
     def take_own(self, commits: Sequence[Commit], end: Cursor) -> None: ...
@@ -91,82 +85,6 @@ class Replica(Protocol[T]):
 
 class _Again(Exception):
     """Decide again: what was read is gone, or other processes come first."""
-
-
-class Sight(Generic[T]):
-    """The documents that one transaction reads: a view, overlaid with the writes of those before it in its group.
-
-    :ivar agents: the agents whose commits were read.
-    :ivar undos: per agent the clock of the newest undo in its log that affected what was read.
-    :ivar missing: the part of the snapshot that was replaced and collected before it was read.
-    :ivar is_early: whether it needs a stamp that a transaction before it in its group gets only by the append.
-    """
-
-    def __init__(self, replica: Replica[T], view: View, overlay: dict[str, Record]) -> None:
-        self.view = view
-        self.overlay = dict(overlay)
-        self._replica = replica
-        self.agents: set[str] = set()
-        self.undos: dict[str, int] = {}
-        self.missing: MissingFileError | None = None
-        self.is_early = False
-
-    def record(self, id: str) -> Record | None:
-        record = self.overlay.get(id)
-        if record is None:
-            try:
-                record, undos = self._replica.read_frozen(lambda: (self.view.record(id), self.view.undone(id)))
-            except MissingFileError as error:
-                raise self._gone(error) from error
-            if record is not None:
-                self.agents.add(record.agent)
-            self._note_undos(undos)
-        return record
-
-    def records(self, overlay: dict[str, Record]) -> Iterator[Set]:
-        self._note_undos(self._replica.read_frozen(self.view.undone))
-        try:
-            for record in self._replica.read_frozen(partial(self.view.records, self.overlay | overlay, self.agents)):
-                self.agents.add(record.agent)
-                yield record
-        except MissingFileError as error:
-            raise self._gone(error) from error
-
-    def asking(self, overlay: dict[str, Record]) -> tuple[Questions[T], Frozen]:
-        # A document may not match because of a commit in any log, and an index does not say in which. So this depends
-        # on all logs.
-        self._note_undos(self._replica.read_frozen(self.view.undone))
-        self.agents |= self._replica.read_frozen(lambda: set(self.view.state.cursors))
-        if self._replica.agent is not None:
-            self.agents.add(self._replica.agent)
-        return self._replica.questions, self._replica.questions.at(self.view, self.overlay | overlay)
-
-    def rest_on(self, other: Sight[T]) -> None:
-        """Note that a decision made on another view also holds on this one, so it depends on the same commits."""
-        self.agents |= other.agents
-        self._note_undos(other.undos.items())
-
-    def _note_undos(self, undos: Iterable[tuple[str, int]]) -> None:
-        for agent, clock in undos:
-            self.undos[agent] = max(clock, self.undos.get(agent, 0))
-
-    def undoable(self, author: str) -> Commit | None:
-        self.is_early = self.is_early or bool(self.overlay)
-        return self._replica.read_frozen(
-            lambda: newest_undoable(self.view.state.merge.recent.get(TRANSACTIONS, ()), author)
-        )
-
-    def shared_end(self) -> Cursor:
-        self.agents.add(TRANSACTIONS)
-        return self.view.end
-
-    def note_stamp(self, id: str) -> None:
-        self.is_early = self.is_early or isinstance(self.overlay.get(id), Set)
-
-    def _gone(self, error: MissingFileError) -> RetryError:
-        """Note that this file is missing, and return the error to raise."""
-        self.missing = error
-        return RetryError(f"{error.path} was replaced and collected before it was read: begin again")
 
 
 class Waiting(Generic[T, R]):
@@ -262,7 +180,9 @@ class Deciding(Generic[T]):
         """A transaction that the caller fills at its own pace, and ends with `commit` or `leave`."""
         self._flush()
         self._replica.refresh()
-        return Transaction(self._replica.schema, self._sight(self._replica.freeze(), {}), self._replica.backend.url)
+        return Transaction(
+            self._replica.schema, Sight(self._replica, self._replica.freeze(), Overlay(), 0), self._replica.backend.url
+        )
 
     def commit(self, made: Transaction[T]) -> None:
         """Commit the writes of a transaction, if nothing that it has read has changed; errors as of `run`.
@@ -289,9 +209,6 @@ class Deciding(Generic[T]):
         if changed is not None:
             raise conflict(changed, transaction.record(changed) if changed else None, "was written since it was read")
         transaction.repeat(made)
-
-    def _sight(self, view: View, overlay: dict[str, Record]) -> Sight[T]:
-        return Sight(self._replica, view, overlay)
 
     def submit(
         self,
@@ -402,11 +319,11 @@ class Deciding(Generic[T]):
         view = self._replica.freeze()
         self._views.append(view)
         try:
-            overlay: dict[str, Record] = {}
+            overlay = Overlay()
             decided: list[Waiting[T, Any]] = []
             self._decided = decided
             for waiting in group:
-                sight = self._sight(view, overlay)
+                sight = Sight(self._replica, view, overlay, len(decided))
                 self._decide(waiting, sight)
                 transaction = waiting.transaction
                 if decided and sight.is_early:
@@ -414,7 +331,7 @@ class Deciding(Generic[T]):
                     break  # the stamp that it needs is known only after the append of those before it
                 decided.append(waiting)
                 if transaction is not None and waiting.error is None:
-                    overlay.update(transaction.written)
+                    overlay.add(sight.place, transaction.written)
                     if transaction.undone:
                         break
             commits = [waiting.commit for waiting in decided]
@@ -589,7 +506,7 @@ def first_difference(reads: Reads, old: Sight[T], now: Sight[T]) -> str | None:
         return fault
     if now.view.state is not old.view.state or old.view.is_released:
         return ""
-    for id in {*old.view.changed, *old.overlay, *now.overlay}:
+    for id in {*old.view.changed, *old.before, *now.before}:
         before, after = live(old.record(id)), live(now.record(id))
         if not is_same(before, after) and (reads.matches(before) or reads.matches(after)):
             return id

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import opslog
+from opslog.concurrency.background import Worker
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 
 DURABILITIES = pytest.mark.parametrize("durability", ["fsync", "buffered"])
@@ -95,6 +96,30 @@ def test_no_asyncio_call_waits_for_ever(
 
     asyncio.run(act())
     assert set(read(url)) - {"first"} == {f"{number}" for number in range(12)} - {"2"}
+
+
+def test_tasks_get_their_answers_where_there_is_no_memory_to_wake_a_thread(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop wakes the threads, so that no caller would get the error."""
+
+    def exhausted(worker: object, hurry: bool = False) -> bool:
+        raise MemoryError
+
+    async def act() -> None:
+        async with opslog.aio.open(url, agent="a", compact_after=None) as store:
+            with monkeypatch.context() as patch:
+                patch.setattr(Worker, "wake", exhausted)
+                await asyncio.wait_for(
+                    asyncio.gather(
+                        *(store.set(f"{number}", {"n": number}) for number in range(3)),
+                        *(store.create(f"{number}", {"n": number}) for number in range(3, 6)),
+                    ),
+                    30,
+                )
+
+    asyncio.run(act())
+    assert set(read(url)) == {f"{number}" for number in range(6)}
 
 
 def test_a_call_that_the_pool_refused_and_made_later_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
