@@ -8,10 +8,10 @@ from functools import cached_property, partial
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
-from zlib import crc32
 
 from opslog.errors import NotFoundError, OpslogError, SealedError, UsageError
 from opslog.format.commits import Batch, Commit, Set
+from opslog.format.hashes import has_hash
 from opslog.format.layout import check_name
 from opslog.replica.batch import Block
 from opslog.replica.found import Found
@@ -280,7 +280,7 @@ class Store(MutableMapping[str, T], Generic[T]):
             if (
                 shared is None
                 or not (type(commit) is Set and shared.is_complete)
-                or crc32(commit.id.encode()) in shared.hashes
+                or has_hash(shared.hashes, commit.id)
                 or state.is_torn
             ):
                 guards = replica.unguarded(commit)

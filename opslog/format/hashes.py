@@ -10,12 +10,22 @@ import zlib
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from opslog import kernel
+
 _HASH_BYTES = 4
 
 
 def id_hash(id: str) -> int:
     """The CRC-32 of an id in UTF-8."""
     return zlib.crc32(id.encode())
+
+
+def _has_hash(hashes: set[int], id: str) -> bool:
+    return id_hash(id) in hashes
+
+
+# Whether a set of hashes has that of an id. Each write asks it in a store with transactions.
+has_hash = kernel.has_hash or _has_hash
 
 
 def encode_hashes(hashes: Iterable[int]) -> bytes:

@@ -22,7 +22,7 @@
 #endif
 
 /* Raise it when a function takes or returns something else: opslog/kernel/__init__.py refuses other numbers. */
-#define INTERFACE 8
+#define INTERFACE 9
 
 /* orjson writes at most this many levels, and so does the format. */
 #define DEPTH_MAX 254
@@ -2582,19 +2582,7 @@ done:
 
 /* -- checksums ---------------------------------------------------------------------------------------------------- */
 
-#ifdef HAS_CRC
-
-/* CRC-32 as zlib computes it, by multiplication of polynomials without carries, in a processor that has it: three times as fast.
- *
- * The bytes are a polynomial over GF(2), the first bit the highest power, and the CRC is its remainder modulo P. 128 bits that
- * stand D bits before others are congruent to their two halves, multiplied with x^(D+64) and x^D modulo P; so they can be
- * added to those others, "folded". What is left at the end are 16 bytes with the same remainder as all that came before.
- *
- * A product of numbers whose lowest bit is the highest power is one bit too low, and the factors have 32 bits of 64. So a
- * factor is x^(D+32) or x^(D-32) modulo P, with its bits reversed, one bit higher. */
-#define CRC_P 0xEDB88320u
-#define FOLD_512 0x1C6E41596, 0x154442BD4
-#define FOLD_128 0x0CCAA009E, 0x1751997D0
+#define CRC_P 0xEDB88320u /* the polynomial of CRC-32 without its highest power, its bits reversed */
 
 static uint32_t crc_table[256]; /* the remainder of each byte; made with the module */
 
@@ -2618,6 +2606,19 @@ crc_of_bytes(uint32_t crc, Bytes at, Bytes end)
     }
     return crc;
 }
+
+#ifdef HAS_CRC
+
+/* CRC-32 as zlib computes it, by multiplication of polynomials without carries, in a processor that has it: three times as fast.
+ *
+ * The bytes are a polynomial over GF(2), the first bit the highest power, and the CRC is its remainder modulo P. 128 bits that
+ * stand D bits before others are congruent to their two halves, multiplied with x^(D+64) and x^D modulo P; so they can be
+ * added to those others, "folded". What is left at the end are 16 bytes with the same remainder as all that came before.
+ *
+ * A product of numbers whose lowest bit is the highest power is one bit too low, and the factors have 32 bits of 64. So a
+ * factor is x^(D+32) or x^(D-32) modulo P, with its bits reversed, one bit higher. */
+#define FOLD_512 0x1C6E41596, 0x154442BD4
+#define FOLD_128 0x0CCAA009E, 0x1751997D0
 
 __attribute__((target("pclmul"))) static __m128i
 folded(__m128i some, __m128i factors, __m128i others)
@@ -2674,6 +2675,31 @@ crc32(PyObject *module, PyObject *argument)
     }
     PyBuffer_Release(&buffer);
     return result;
+}
+
+PyDoc_STRVAR(has_hash_doc,
+"has_hash(hashes, id)\n--\n\n"
+"Whether a set of hashes has that of an id, which is its CRC-32 in UTF-8.");
+
+static PyObject *
+has_hash(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "has_hash takes 2 arguments");
+        return NULL;
+    }
+    Py_ssize_t length;
+    Bytes id = (Bytes)PyUnicode_AsUTF8AndSize(args[1], &length);
+    if (id == NULL) {
+        return NULL;
+    }
+    PyObject *hash = PyLong_FromUnsignedLong((uint32_t)~crc_of_bytes(0xFFFFFFFFu, id, id + length));
+    if (hash == NULL) {
+        return NULL;
+    }
+    int has = PySet_Contains(args[0], hash);
+    Py_DECREF(hash);
+    return has < 0 ? NULL : PyBool_FromLong(has);
 }
 
 /* -- lookups in a snapshot ----------------------------------------------------------------------------------------- */
@@ -3704,6 +3730,7 @@ static PyMethodDef methods[] = {
     {"columns", columns, METH_VARARGS, columns_doc},
     {"find_line", find_line, METH_VARARGS, find_line_doc},
     {"crc32", crc32, METH_O, crc32_doc},
+    {"has_hash", (PyCFunction)(void (*)(void))has_hash, METH_FASTCALL, has_hash_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -3718,9 +3745,7 @@ add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept)
 static int
 set_up(PyObject *module)
 {
-#ifdef HAS_CRC
     make_crc_table();
-#endif
     ModuleState *state = PyModule_GetState(module);
     PyTypeObject *merger_type = NULL;
     int failed = add_type(module, &sets_spec, &state->sets_type) < 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from opslog.format.hashes import decode_hashes, id_hash
+from opslog.format.hashes import decode_hashes, has_hash, id_hash
 from opslog.format.manifest import Run
 
 
@@ -45,7 +45,7 @@ class SharedIds:
 
     def may_have(self, id: str) -> bool:
         """Whether an id may have a record from the shared log."""
-        if id_hash(id) in self.hashes:
+        if has_hash(self.hashes, id):
             return True
         for firsts, lasts in self._unknown:
             number = bisect_right(firsts, id) - 1
