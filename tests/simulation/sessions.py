@@ -12,7 +12,7 @@ document must outrank what it has read of that document before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from opslog.aio import AsyncStore, _in_thread
 from opslog.errors import LockedError, MissingFileError, OpslogError
 from opslog.format.commits import Commit, Set
 from opslog.format.layout import TRANSACTIONS
+from opslog.replica.state import State
 from opslog.replica.terms import ATTEMPTS, NO_CONDITION, Condition, Never
 from opslog.replica.transaction import Transaction
 from opslog.store import Store, replica_of
@@ -454,17 +455,22 @@ class SharedSession(Session):
 
 
 def check_pairs(store: Store[Any], who: str) -> None:
-    """Documents that are only written together are seen together. Both are read from one state: if its snapshot was
-    collected, the store moves to a newer state during a read."""
-    for left, right in PAIRS:
+    """Documents that are only written together are seen together. All are read at one moment: between two reads, the
+    handler of a signal may refresh, and if the snapshot was collected, a read moves the store to a newer state."""
+
+    def moment() -> tuple[State, int]:
+        state = replica_of(store).state
+        return state, state.commits
+
+    def read(ids: Iterable[str]) -> dict[str, Any]:
         while True:
-            state = replica_of(store).state
-            seen = store.get(left), store.get(right)
-            if replica_of(store).state is state:
-                break
-        invariants.batches_are_atomic(*seen, who)
-    while TRANSACTIONS in (state := replica_of(store).state).cursors:
-        documents = {id: document for id in (*ACCOUNTS, *TASKS) if (document := store.get(id)) is not None}
-        if replica_of(store).state is state:
-            check_views_of_transactions(documents, who)
-            return
+            before = moment()
+            documents = {id: document for id in ids if (document := store.get(id)) is not None}
+            if moment() == before:
+                return documents
+
+    for left, right in PAIRS:
+        seen = read((left, right))
+        invariants.batches_are_atomic(seen.get(left), seen.get(right), who)
+    if TRANSACTIONS in replica_of(store).state.cursors:
+        check_views_of_transactions(read((*ACCOUNTS, *TASKS)), who)
