@@ -83,7 +83,9 @@ class Directory:
 
     def _note(self, path: str, file: File) -> None:
         inside = path.removeprefix(f"{self._root}/")
-        if inside.startswith(OPS):
+        # A process that was held up may have created a collected segment again, empty, before it found that it had lost
+        # its name.
+        if inside.startswith(OPS) and len(file.content) >= len(self.collected.get(inside, b"")):
             self.collected[inside] = bytes(file.content)
 
 

@@ -17,9 +17,12 @@ from opslog.backends.local.fs import FsBackend  # noqa: E402
 from opslog.backends.objects.backend import ObjectBackend  # noqa: E402
 from opslog.backends.testing import ODD_PATHS, BackendContract  # noqa: E402
 from opslog.bulk.ingest import ingest  # noqa: E402
+from opslog.environment import format_ts  # noqa: E402
 from opslog.errors import InvalidNameError  # noqa: E402
+from opslog.format.commits import Delete, encode_commit  # noqa: E402
 from opslog.format.layout import segment_path  # noqa: E402
 from opslog.importers import ImportedCommit, ImportedOp  # noqa: E402
+from opslog.testing import all_commits, make_storage  # noqa: E402
 from opslog.testing.bucket import Bucket  # noqa: E402
 from opslog.testing.simulation import Simulation  # noqa: E402
 from opslog.testing.system import ROOT, System  # noqa: E402
@@ -104,3 +107,17 @@ class TestSimulatedBucket(BackendContract):
 
     def open_backend(self, space: Path) -> Backend:
         return ObjectBackend(self.bucket, "simulated://bucket", "prefix/")
+
+
+def test_a_segment_that_was_collected_and_created_again_without_a_commit_keeps_its_commits(
+    simulation: Simulation,
+) -> None:
+    """A process that was held up may create it, and then finds that it has lost its name."""
+    place = make_storage("posix", simulation)
+    path, line = segment_path("a", 1), encode_commit(Delete(format_ts(0.0), 1, "a", "x"))
+    with place.installed():
+        backend = place.backend(None)
+        for content in (line, b""):
+            backend.create(path, content)
+            backend.delete([path])
+        assert [commit.clock for commit in all_commits(place)["a"]] == [1]
