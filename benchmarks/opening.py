@@ -352,6 +352,9 @@ for _workload, _name in ((LISTED, "ls"), (LOGGED, "ops")):
     )
     contender(_workload, "floor: python -c print(0)", READS)(_first_byte(lambda s: [sys.executable, "-c", "print(0)"]))
 contender(COLD, "floor: python -c pass", READS)(_command(lambda s: [sys.executable, "-c", "pass"]))
+contender(COLD, "click, msgspec and orjson alone", READS)(
+    _command(lambda s: [sys.executable, "-c", "import click, msgspec, orjson"])
+)
 if npm_modules() is not None:
     contender(COLD, f"node and {NPM}", READS)(
         _command(
