@@ -5,8 +5,10 @@ It notes what the decision depends on, since that has to be durable before the d
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
 from opslog.errors import MissingFileError, RetryError
@@ -48,12 +50,9 @@ class Overlay:
 
     def get(self, id: str, place: int) -> Record | None:
         """The newest record of a document, of those written before the transaction at this place."""
-        written = self._written.get(id)
-        if written is not None:
-            for writer, record in reversed(written):
-                if writer < place:
-                    return record
-        return None
+        written = self._written.get(id, ())
+        number = bisect_left(written, place, key=itemgetter(0))
+        return written[number - 1][1] if number else None
 
     def before(self, place: int) -> dict[str, Record]:
         """The newest record of each document that was written before the transaction at this place."""
