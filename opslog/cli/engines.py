@@ -10,18 +10,30 @@ from typing import Literal, NamedTuple
 
 from opslog.backends import Backend
 from opslog.errors import OpslogError
+from opslog.kernel import IS_USED
 from opslog.log.survey import at_cut, list_logs
 from opslog.snapshot.manifests import ManifestStore
 
 Engine = Literal["auto", "python", "spark"]
 
-# Measured on 2 cores, for stores where most of what is written is kept (docs/spark.md, "Sizing").
-# The time that one process of Python takes for a gigabyte.
-_PYTHON_SECONDS = 15.0
-# The time that Spark takes for a gigabyte on one core, once it runs.
-_SPARK_SECONDS = 32.0
+
+class Speed(NamedTuple):
+    """How fast the engines are, for stores where most of what is written is kept.
+
+    :ivar python: the seconds that one process of Python takes for a gigabyte.
+    :ivar spark: the seconds that Spark takes for a gigabyte on one core, once it runs.
+    """
+
+    python: float
+    spark: float
+
+
+# Measured on 2 cores (docs/spark.md, "Sizing").
+WITH_KERNEL = Speed(python=1.8, spark=16.0)
+WITHOUT_KERNEL = Speed(python=13.0, spark=23.0)
+SPEED = WITH_KERNEL if IS_USED else WITHOUT_KERNEL
 # The time that Spark takes for an almost empty store: to start, and to start its Python workers.
-_START_SECONDS = 14.0
+_START_SECONDS = 10.0
 
 _GB = 1e9
 # One process replays stores of up to this fraction of the machine's memory, since it may have to hold everything.
@@ -37,24 +49,24 @@ class Choice(NamedTuple):
     why: str
 
 
-def break_even(cores: float, memory: float) -> float:
+def break_even(cores: float, memory: float, speed: Speed) -> float:
     """The size in bytes from which on Spark is faster, or has to be used.
 
     :param cores: the number of cores that Spark has.
     :param memory: of this machine, in bytes.
     """
-    gained = _PYTHON_SECONDS - _SPARK_SECONDS / cores
+    gained = speed.python - speed.spark / cores
     faster = _START_SECONDS / gained * _GB if gained > 0 else math.inf
     return min(faster, memory * _MEMORY)
 
 
-def choose(size: int, cores: float, memory: float, missing: str | None) -> Choice:
+def choose(size: int, cores: float, memory: float, missing: str | None, speed: Speed) -> Choice:
     """Choose the engine.
 
     :param size: the number of bytes to read.
     :param missing: why Spark cannot be used; None: it can.
     """
-    limit = break_even(cores, memory)
+    limit = break_even(cores, memory, speed)
     if size < limit:
         return Choice("python", f"{_shown(size)} to read, and Spark is worth its start from {_shown(limit)} on")
     many = f"{_shown(size)} to read, where Spark is worth its start from {_shown(limit)} on"

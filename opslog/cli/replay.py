@@ -10,7 +10,7 @@ import msgspec
 
 from opslog.backends import Backend
 from opslog.bulk.replay import Format, check_vacant, write_state
-from opslog.cli.engines import Choice, Engine, bytes_to_read, choose, cores_of, spark_missing
+from opslog.cli.engines import SPEED, Choice, Engine, bytes_to_read, choose, cores_of, spark_missing
 from opslog.cli.output import answer, counted, say, unicode_text
 from opslog.cli.progress import progress
 from opslog.cli.session import READS, Session, StoreCommand
@@ -106,7 +106,7 @@ def _choice(backend: Backend, wish: Wish) -> Choice:
         return Choice(wish.engine, f"as --engine {wish.engine} says")
     if wish.variant:
         return Choice("spark", "it alone writes VARIANT")
-    return choose(bytes_to_read(backend), cores_of(wish.master), machine_memory(), spark_missing(wish.master))
+    return choose(bytes_to_read(backend), cores_of(wish.master), machine_memory(), spark_missing(wish.master), SPEED)
 
 
 def _by_python(session: Session, backend: Backend, wish: Wish) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from pyspark.sql import SparkSession
 import opslog
 from opslog.backends import open_backend
 from opslog.cli.app import run
-from opslog.cli.engines import break_even, choose, cores_of
+from opslog.cli.engines import WITH_KERNEL, WITHOUT_KERNEL, Speed, break_even, choose, cores_of
 from opslog.format.commits import encode_commit
 from opslog.spark.__main__ import app
 from opslog.store import replica_of
@@ -105,16 +106,21 @@ GB = 10**9
 
 
 def test_spark_is_chosen_where_it_is_faster() -> None:
-    assert break_even(4, 64 * GB) == pytest.approx(14 * GB / (15 - 32 / 4))
-    assert break_even(2, 64 * GB) == 32 * GB, "never faster; but it does not need the memory"
-    assert break_even(4, 1 * GB) == GB / 2
-    assert break_even(cores_of("spark://host:7077"), 64 * GB) < break_even(8, 64 * GB) < break_even(4, 64 * GB)
+    speed = Speed(python=15, spark=32)
+    assert break_even(4, 64 * GB, speed) == pytest.approx(10 * GB / (15 - 32 / 4))
+    assert break_even(2, 64 * GB, speed) == 32 * GB, "never faster; but it does not need the memory"
+    assert break_even(4, 1 * GB, speed) == GB / 2
+    many, eight, four = (break_even(n, 64 * GB, speed) for n in (cores_of("spark://host:7077"), 8, 4))
+    assert many < eight < four
+    for cores in (16, 64, math.inf):
+        assert break_even(cores, 999 * GB, WITHOUT_KERNEL) < break_even(cores, 999 * GB, WITH_KERNEL)
     assert [cores_of(master) for master in ("local", "local[3]", "local[4,2]")] == [1, 3, 4]
-    assert choose(4 * GB, 4, 64 * GB, None) == (
+    assert choose(4 * GB, 4, 64 * GB, None, speed) == (
         "spark",
-        "4.0 GB to read, where Spark is worth its start from 2.0 GB on",
+        "4.0 GB to read, where Spark is worth its start from 1.4 GB on",
     )
-    assert choose(GB, 4, 64 * GB, None) == ("python", "1.0 GB to read, and Spark is worth its start from 2.0 GB on")
-    few = choose(4 * GB, 4, 64 * GB, "there is no Java")
+    few = choose(GB, 4, 64 * GB, None, speed)
+    assert few == ("python", "1.0 GB to read, and Spark is worth its start from 1.4 GB on")
+    few = choose(4 * GB, 4, 64 * GB, "there is no Java", speed)
     assert few.engine == "python"
     assert few.why.endswith(", but there is no Java")
