@@ -304,7 +304,7 @@ def test_writing_one_document_from_a_shell_loads_nothing_that_only_servers_need(
     others = ("archive", "compaction.compact", "doors.activity", "doors.once", "doors.description", "replica.feed")
     assert not loaded & {f"opslog.{name}" for name in others}, "import these where they are used"
     ours = {name for name in loaded if name.partition(".")[0] == "opslog"}
-    assert len(ours) <= 105, f"{len(ours)} of our modules for one set: {sorted(ours)}"
+    assert len(ours) <= 106, f"{len(ours)} of our modules for one set: {sorted(ours)}"
 
 
 def documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
