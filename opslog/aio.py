@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import math
 import os
 import threading
 from collections import deque
@@ -139,11 +140,43 @@ def _close_opened(opened: asyncio.Future[Store[Any]]) -> None:
 
 def _wakes(worker: Worker) -> bool:
     """Wake a worker. If no thread can be started for it, or there is no memory to do so, this returns False, and the
-    caller does the work itself: tasks that wait for an answer come before all others."""
+    caller has the work done elsewhere: tasks that wait for an answer come before all others."""
     try:
         return worker.wake()
     except Exception:  # noqa: BLE001  (nobody would get it, and the tasks would wait for ever)
         return False
+
+
+class _Soon:
+    """Has the event loop make a call soon: one call for all requests until then.
+
+    :param schedule: `call_soon` of the event loop, or `call_soon_threadsafe`.
+    :param time: the event loop's clock.
+    """
+
+    def __init__(
+        self, schedule: Callable[[Callable[[], None]], object], time: Callable[[], float], call: Callable[[], None]
+    ) -> None:
+        self._schedule = schedule
+        self._time = time
+        self._call = call
+        # When it was scheduled last, if it has not begun since.
+        self._scheduled = -math.inf
+
+    def __call__(self) -> None:
+        now = self._time()
+        # After a second once more: the handler of a signal may have raised right before the call began.
+        if now - self._scheduled > 1.0:
+            self._scheduled = now
+            try:
+                self._schedule(self._run)
+            except BaseException:
+                self._scheduled = -math.inf
+                raise
+
+    def _run(self) -> None:
+        self._scheduled = -math.inf
+        self._call()
 
 
 class AsyncStore(Generic[T]):
@@ -159,12 +192,12 @@ class AsyncStore(Generic[T]):
         self._decider = Worker(
             "opslog-aio-decide", self._decide_all, what="deciding transactions for tasks", subject="aio"
         )
-        self._waking = False
-        # The tasks whose transactions have ended, and whether the event loop is about to wake them.
+        # The tasks whose transactions have ended.
         self._ended: deque[asyncio.Future[None]] = deque()
-        self._ending = False
-        # Whether the event loop is about to wake the decider.
-        self._deciding = False
+        # Not at once: the tasks that are ready now come first, and share an append.
+        self._wake_writer = _Soon(self._loop.call_soon, self._loop.time, self._start_writing)
+        self._wake_decider = _Soon(self._loop.call_soon, self._loop.time, self._start_deciding)
+        self._wake_tasks = _Soon(self._loop.call_soon_threadsafe, self._loop.time, self._wake_ended)
         # A lookup that may be a request to a server must not block the event loop.
         backend = self._replica.backend
         self._reads_are_quick = backend.segments_grow and not backend.requests
@@ -295,10 +328,7 @@ class AsyncStore(Generic[T]):
         deciding = self._replica.deciding_of(call)
         waiter: asyncio.Future[None] = self._loop.create_future()
         waiting = deciding.submit(decide, attempts, partial(self._note_end, waiter))
-        if not self._deciding:
-            # Not at once, as in `_written`: the tasks that are ready now share a group, and so an append.
-            self._loop.call_soon(self._wake_decider)
-            self._deciding = True
+        self._wake_decider()
         try:
             await waiter
         except asyncio.CancelledError:
@@ -306,33 +336,29 @@ class AsyncStore(Generic[T]):
             raise
         return waiting.outcome()
 
-    def _wake_decider(self) -> None:
-        self._deciding = False
+    def _start_deciding(self) -> None:
         if not _wakes(self._decider):
             try:
                 self._loop.run_in_executor(None, self._decide_all)
-            except RuntimeError:
+            except Exception:  # noqa: BLE001  (as in `_wakes`)
                 self._decide_all()
 
     def _note_end(self, waiter: asyncio.Future[None]) -> None:
         """In the thread that decides: have the event loop wake a task whose transaction has ended, and those of its
         group with it."""
         self._ended.append(waiter)
-        if not self._ending:
-            self._ending = True
-            try:
-                with suppress(RuntimeError):  # the event loop was closed, and nobody waits any more
-                    self._loop.call_soon_threadsafe(self._wake_ended)
-            except BaseException:
-                self._ending = False  # the next one tries again
-                raise
+        with suppress(RuntimeError):  # the event loop was closed, and nobody waits any more
+            self._wake_tasks()
 
     def _wake_ended(self) -> None:
-        self._ending = False  # first: what ends from now on is noted anew
-        while self._ended:
-            waiter = self._ended.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        try:
+            while self._ended:
+                waiter = self._ended.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+        finally:
+            if self._ended:  # the handler of a signal raised
+                self._wake_tasks()
 
     async def to_arrow(self, schema: pa.Schema | Iterable[str] | None = None) -> pa.Table:
         """As `Store.to_arrow`."""
@@ -391,14 +417,10 @@ class AsyncStore(Generic[T]):
         """Has a result when the outcome of what was queued is known."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((pending, waiter))
-        if not self._waking:
-            # Not at once: all tasks that are ready now come first, and share the append.
-            self._loop.call_soon(self._wake)
-            self._waking = True
+        self._wake_writer()
         return waiter
 
-    def _wake(self) -> None:
-        self._waking = False
+    def _start_writing(self) -> None:
         if not _wakes(self._writer):
             self._write()
 

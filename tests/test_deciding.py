@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 import opslog
+from opslog.aio import _Soon
 from opslog.backends import Position
-from opslog.errors import ConflictError, ExistsError, NotFoundError, UsageError
+from opslog.errors import ClosedError, ConflictError, ExistsError, NotFoundError, UsageError
 from opslog.format import commits
 from opslog.format.layout import TRANSACTIONS
 from opslog.replica import transaction
@@ -129,6 +131,109 @@ def test_a_transaction_sees_what_those_before_it_in_its_group_wrote(url: str) ->
 
             assert await asyncio.gather(*(store.transact(note) for _ in range(12))) == list(range(12))
             assert [document["n"] async for _, document in store.items()] == [2**number for number in range(12)]
+
+    asyncio.run(main())
+
+
+class _Hasty(deque[Any]):
+    """A queue that something happens to right before a transaction comes into it."""
+
+    def __init__(self, before: Callable[[], object]) -> None:
+        super().__init__()
+        self._before = before
+
+    def append(self, waiting: Any) -> None:
+        self._before()
+        super().append(waiting)
+
+
+def test_a_transaction_that_comes_while_the_store_is_closed_is_refused(url: str) -> None:
+    """Closing ends what is queued; nobody would decide what comes later."""
+
+    async def main() -> None:
+        store = await opslog.aio.open(url, agent="a", compact_after=None)
+        deciding = store._replica.transactions
+        assert deciding is not None
+        deciding._queue = _Hasty(store._close)
+        with pytest.raises(ClosedError):
+            await asyncio.wait_for(store.modify("n", increment), 30)
+
+    asyncio.run(main())
+    with open_writer(url, "b") as b:
+        assert "n" not in b
+        deciding = deciding_of(b)
+        deciding._queue = _Hasty(b.close)
+        with pytest.raises(ClosedError):
+            b.modify("n", increment)
+
+
+def test_a_transaction_that_was_taken_before_the_store_was_closed_keeps_its_outcome(url: str) -> None:
+    class Taken(deque[Any]):
+        """Its transactions are decided, and the store is closed, right after they come."""
+
+        def append(self, waiting: Any) -> None:
+            super().append(waiting)
+            deciding.decide_all()
+            a.close()
+
+    with open_writer(url, "a") as a:
+        deciding = deciding_of(a)
+        deciding._queue = Taken()
+        assert a.modify("n", increment) == {"n": 1}
+    with open_writer(url, "b") as b:
+        assert b["n"] == {"n": 1}
+
+
+def test_a_request_to_the_event_loop_that_was_lost_is_made_again() -> None:
+    """The handler of a signal may raise right before the call begins; asyncio only logs that."""
+    now, scheduled, calls = [0.0], list[Callable[[], None]](), list[str]()
+    soon = _Soon(scheduled.append, lambda: now[0], lambda: calls.append("call"))
+    soon()
+    soon()
+    assert len(scheduled) == 1
+    scheduled.pop()  # lost
+    now[0] = 0.9
+    soon()
+    assert scheduled == []
+    now[0] = 1.1
+    soon()
+    (again,) = scheduled
+    again()
+    assert calls == ["call"]
+    soon()
+    assert len(scheduled) == 2
+
+
+def test_a_request_that_the_event_loop_refuses_is_made_again() -> None:
+    calls: list[str] = []
+
+    def refuse(call: Callable[[], None]) -> None:
+        calls.append("refused")
+        raise MemoryError
+
+    soon = _Soon(refuse, lambda: 0.0, lambda: None)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            soon()
+    assert calls == ["refused", "refused"]
+
+
+def test_an_error_while_tasks_are_woken_leaves_the_others_for_the_next_turn(url: str) -> None:
+    class Interrupted(asyncio.Future[None]):
+        def set_result(self, result: None) -> None:
+            super().set_result(result)
+            raise TimeoutError("by the handler of a signal")
+
+    async def main() -> None:
+        errors: list[Any] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: errors.append(context.get("exception")))
+        async with opslog.aio.open(url, agent="a", compact_after=None) as store:
+            waiters = [Interrupted(loop=loop), loop.create_future(), loop.create_future()]
+            for waiter in waiters:
+                store._note_end(waiter)
+            await asyncio.wait_for(asyncio.gather(*waiters), 30)
+        assert [str(error) for error in errors] == ["by the handler of a signal"]
 
     asyncio.run(main())
 

@@ -226,6 +226,12 @@ class Deciding(Generic[T]):
         self.check_entry()
         waiting = Waiting(decide, attempts, notify)
         self._queue.append(waiting)
+        try:
+            self._replica.check_open()
+        except OpslogError:
+            # Closed in between. `close` may have ended what was queued before this, and then nobody would decide it.
+            if self.cancel(waiting):
+                raise
         return waiting
 
     def check_entry(self) -> None:
@@ -236,10 +242,13 @@ class Deciding(Generic[T]):
         if self._alone.holder == threading.get_ident():
             raise reentered()
 
-    def cancel(self, waiting: Waiting[T, Any]) -> None:
-        """Remove a transaction from the queue; one that is being decided goes on."""
-        with suppress(ValueError):
+    def cancel(self, waiting: Waiting[T, Any]) -> bool:
+        """Remove a transaction from the queue. Returns False if it is not there: it is being decided, or has ended."""
+        try:
             self._queue.remove(waiting)
+        except ValueError:
+            return False
+        return True
 
     def decide_all(self) -> None:
         """Decide all queued transactions."""

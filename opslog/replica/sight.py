@@ -56,7 +56,8 @@ class Overlay:
 
     def before(self, place: int) -> dict[str, Record]:
         """The newest record of each document that was written before the transaction at this place."""
-        return {id: record for id in self._written if (record := self.get(id, place)) is not None}
+        # A list, since a function may have given its transaction to another thread.
+        return {id: record for id in list(self._written) if (record := self.get(id, place)) is not None}
 
 
 class Sight(Generic[T]):

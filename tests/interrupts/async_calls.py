@@ -25,6 +25,8 @@ from tests.interrupts.stage import Documents, Stage
 class AsyncCall(NamedTuple):
     """Like `tests.interrupts.calls.Call`.
 
+    :ivar decides: whether it is a transaction, which raises the error of the thread that decides it: nobody else would
+        get that error.
     :ivar lost: further states that the documents may be in if buffered commits were lost and the store said so.
     """
 
@@ -35,6 +37,7 @@ class AsyncCall(NamedTuple):
     is_write: bool = False
     has_buffered: bool = False
     closes: bool = False
+    decides: bool = False
     lost: Callable[[Documents], States] = lambda before: []
 
 
@@ -74,6 +77,10 @@ async def _open(store: AsyncStore[Any], stage: Stage) -> None:
         assert await opened.contains("x")
 
 
+def created(before: Documents) -> States:
+    return [before, before | {"new": {"v": 3}}]
+
+
 ASYNC_CALLS = [
     AsyncCall("set", lambda store, stage: store.set("x", {"v": 3}), sets, is_write=True),
     AsyncCall(
@@ -97,6 +104,14 @@ ASYNC_CALLS = [
             {id: document for id, document in before.items() if id != "y"} | {"x": {"v": 3}, "new": {"v": 3}},
         ],
         is_write=True,
+    ),
+    AsyncCall("create", lambda store, stage: store.create("new", {"v": 3}), created, is_write=True, decides=True),
+    AsyncCall(
+        "modify",
+        lambda store, stage: store.modify("x", lambda document: {"v": 3}),
+        sets,
+        is_write=True,
+        decides=True,
     ),
     AsyncCall(
         "undo", lambda store, stage: store.undo(), lambda before: [before, before | {"y": {"v": 1}}], is_write=True

@@ -222,6 +222,8 @@ def run_thread(runner: Runner, case: ThreadCase) -> Result:
         with resources() as left, complaints_of() as complaints, stopping_threads(stepped.at):
             seen = _run_threads(_call(case.call), setting, stepped, where)
             forget_frames(injected)
+        if _call(case.call).decides and type(seen.error) is type(injected):
+            seen.injected = injected
         seen.left = left
         seen.warnings = [text for text in complaints.texts if not _may_end(case.thread, injected, text)]
         return Result(where[0], problems(seen), seen.is_lost) if where else Result("", [])

@@ -98,18 +98,21 @@ def test_no_asyncio_call_waits_for_ever(
     assert set(read(url)) - {"first"} == {f"{number}" for number in range(12)} - {"2"}
 
 
+@pytest.mark.parametrize("has_pool", [True, False])
 def test_tasks_get_their_answers_where_there_is_no_memory_to_wake_a_thread(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch, has_pool: bool
 ) -> None:
     """The event loop wakes the threads, so that no caller would get the error."""
 
-    def exhausted(worker: object, hurry: bool = False) -> bool:
+    def exhausted(*arguments: object) -> Any:
         raise MemoryError
 
     async def act() -> None:
         async with opslog.aio.open(url, agent="a", compact_after=None) as store:
             with monkeypatch.context() as patch:
                 patch.setattr(Worker, "wake", exhausted)
+                if not has_pool:
+                    patch.setattr(asyncio.get_running_loop(), "run_in_executor", exhausted)
                 await asyncio.wait_for(
                     asyncio.gather(
                         *(store.set(f"{number}", {"n": number}) for number in range(3)),
