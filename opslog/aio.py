@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
-import math
 import os
 import threading
 from collections import deque
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 from opslog import opening
 from opslog.compaction.compact import Compaction, KeepHistory
 from opslog.concurrency.background import Worker
+from opslog.concurrency.soon import Soon
 from opslog.errors import ClosedError, SealedError, UsageError
 from opslog.format.commits import Commit, Set
 from opslog.format.documents import Document
@@ -147,38 +147,6 @@ def _wakes(worker: Worker) -> bool:
         return False
 
 
-class _Soon:
-    """Has the event loop make a call soon: one call for all requests until then.
-
-    :param schedule: `call_soon` of the event loop, or `call_soon_threadsafe`.
-    :param time: the event loop's clock.
-    """
-
-    def __init__(
-        self, schedule: Callable[[Callable[[], None]], object], time: Callable[[], float], call: Callable[[], None]
-    ) -> None:
-        self._schedule = schedule
-        self._time = time
-        self._call = call
-        # When it was scheduled last, if it has not begun since.
-        self._scheduled = -math.inf
-
-    def __call__(self) -> None:
-        now = self._time()
-        # After a second once more: the handler of a signal may have raised right before the call began.
-        if now - self._scheduled > 1.0:
-            self._scheduled = now
-            try:
-                self._schedule(self._run)
-            except BaseException:
-                self._scheduled = -math.inf
-                raise
-
-    def _run(self) -> None:
-        self._scheduled = -math.inf
-        self._call()
-
-
 class AsyncStore(Generic[T]):
     """Like `opslog.Store`, with calls that are awaited. Made by `open`."""
 
@@ -195,9 +163,9 @@ class AsyncStore(Generic[T]):
         # The tasks whose transactions have ended.
         self._ended: deque[asyncio.Future[None]] = deque()
         # Not at once: the tasks that are ready now come first, and share an append.
-        self._wake_writer = _Soon(self._loop.call_soon, self._loop.time, self._start_writing)
-        self._wake_decider = _Soon(self._loop.call_soon, self._loop.time, self._start_deciding)
-        self._wake_tasks = _Soon(self._loop.call_soon_threadsafe, self._loop.time, self._wake_ended)
+        self._wake_writer = Soon(self._loop.call_soon, self._loop.time, self._start_writing)
+        self._wake_decider = Soon(self._loop.call_soon, self._loop.time, self._start_deciding)
+        self._wake_tasks = Soon(self._loop.call_soon_threadsafe, self._loop.time, self._wake_ended)
         # A lookup that may be a request to a server must not block the event loop.
         backend = self._replica.backend
         self._reads_are_quick = backend.segments_grow and not backend.requests

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog.aio import _Soon
 from opslog.backends import Position
 from opslog.errors import ClosedError, ConflictError, ExistsError, NotFoundError, UsageError
 from opslog.format import commits
@@ -182,40 +181,6 @@ def test_a_transaction_that_was_taken_before_the_store_was_closed_keeps_its_outc
         assert a.modify("n", increment) == {"n": 1}
     with open_writer(url, "b") as b:
         assert b["n"] == {"n": 1}
-
-
-def test_a_request_to_the_event_loop_that_was_lost_is_made_again() -> None:
-    """The handler of a signal may raise right before the call begins; asyncio only logs that."""
-    now, scheduled, calls = [0.0], list[Callable[[], None]](), list[str]()
-    soon = _Soon(scheduled.append, lambda: now[0], lambda: calls.append("call"))
-    soon()
-    soon()
-    assert len(scheduled) == 1
-    scheduled.pop()  # lost
-    now[0] = 0.9
-    soon()
-    assert scheduled == []
-    now[0] = 1.1
-    soon()
-    (again,) = scheduled
-    again()
-    assert calls == ["call"]
-    soon()
-    assert len(scheduled) == 2
-
-
-def test_a_request_that_the_event_loop_refuses_is_made_again() -> None:
-    calls: list[str] = []
-
-    def refuse(call: Callable[[], None]) -> None:
-        calls.append("refused")
-        raise MemoryError
-
-    soon = _Soon(refuse, lambda: 0.0, lambda: None)
-    for _ in range(2):
-        with pytest.raises(MemoryError):
-            soon()
-    assert calls == ["refused", "refused"]
 
 
 def test_an_error_while_tasks_are_woken_leaves_the_others_for_the_next_turn(url: str) -> None:
