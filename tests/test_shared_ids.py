@@ -313,6 +313,48 @@ def test_what_an_undo_gives_back_is_guarded_again(tmp_path: Path, gathered: str)
         assert log_of(c, "plain") == "c"
 
 
+@pytest.mark.parametrize("durability", ["fsync", "buffered"])
+@pytest.mark.parametrize("undoer", ["another thread of the store", "another agent"])
+def test_what_an_undo_gives_back_while_a_plain_set_is_on_its_way_is_guarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Any, undoer: str
+) -> None:
+    """The set has found its document plain, and the undo comes in before the set is queued."""
+    with (
+        opslog.open(tmp_path, agent="a", compact_after=None) as a,
+        opslog.open(tmp_path, agent="late", compact_after=None, durability=durability) as late,
+        opslog.open(tmp_path, agent="c", compact_after=None, durability=durability) as c,
+    ):
+        writer = late if undoer == "another thread of the store" else c
+        a.create("x", {"n": 1})
+        log = replica_of(late).log
+        assert log is not None
+        replica_of(late).clock.observe(10_000_000)
+        log.finish(log.queue(Set("", 0, "", "x", msgspec.Raw(b'{"n":2}'))))
+        log.flush()
+        writer.refresh()
+        assert writer["x"] == {"n": 2}
+        own = replica_of(writer).log
+        assert own is not None
+        queue = own.queue
+
+        def undo() -> None:
+            assert late.undo()
+            writer.refresh()
+
+        def queue_after_an_undo(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            thread = threading.Thread(target=undo)
+            thread.start()
+            thread.join()
+            return queue(*arguments)
+
+        monkeypatch.setattr(own, "queue", queue_after_an_undo)
+        writer["x"] = {"n": 3}
+        writer.flush()
+        assert writer["x"] == {"n": 3}
+        assert log_of(writer, "x") == TRANSACTIONS
+
+
 def test_while_others_transactions_come_in_nobody_takes_a_document_for_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

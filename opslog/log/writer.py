@@ -132,7 +132,8 @@ class Memory(Protocol):
     before that, and in their order.
     """
 
-    # How often documents may have become guarded. Counted up before the clock observes the commit that guards them.
+    # How often documents may have become guarded. Counted up before the clock observes the commit that guards them, and
+    # before an undo comes in that may give a transaction's record back.
     guards: int
 
     def apply(self, commits: Iterable[Commit]) -> None:
@@ -431,7 +432,7 @@ class LogWriter:
             self._queued_bytes += len(pending.line)
             self._queue.append(pending)
             if self._buffer is not None:
-                self._memory.apply(_not_applied([pending]))
+                self._memory.apply(self._not_applied([pending]))
         except BaseException:
             self._apply_last()
             raise
@@ -450,7 +451,18 @@ class LogWriter:
 
     def _apply(self, pendings: list[Pending]) -> None:
         """Put commits into memory, each once."""
-        self._memory.apply(_not_applied(pendings))
+        self._memory.apply(self._not_applied(pendings))
+
+    def _not_applied(self, pendings: list[Pending]) -> Iterator[Commit]:
+        """The commits that are not in memory yet. Each is noted as applied when it is taken: if an exception ends the
+        taking after that, the memory has to be loaded again."""
+        memory = self._memory
+        for pending in pendings:
+            if not pending.applied:
+                pending.applied = True
+                if type(pending.commit) is Undo and memory.guards:
+                    memory.guards += 1  # what it gives back may be from a transaction
+                yield pending.commit
 
     def _take(self) -> None:
         if self._queue:
@@ -480,15 +492,6 @@ class LogWriter:
             kept.append(pending)
         group.size = sum(len(pending.line) for pending in kept)
         group.pendings, group.step = kept, "taken"
-
-
-def _not_applied(pendings: list[Pending]) -> Iterator[Commit]:
-    """The commits that are not in memory yet. Each is noted as applied when it is taken: if an exception ends the
-    taking after that, the memory has to be loaded again."""
-    for pending in pendings:
-        if not pending.applied:
-            pending.applied = True
-            yield pending.commit
 
 
 _CLOSED = "this store was closed meanwhile: open it again"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from opslog.concurrency.interpreter import short_switch_interval
 from opslog.environment import Environment
 from opslog.errors import HistoryGoneError, MissingFileError, ReopenError, UsageError
-from opslog.format.commits import Commit
+from opslog.format.commits import Commit, Undo
 from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Seen, Segments, cost_after, list_log
@@ -234,7 +234,7 @@ class Following(Memory):
             # in here, so that an interrupt leaves the state torn: a plain write must not outrank a commit that is not
             # in memory.
             if commits:
-                if cursor.agent == TRANSACTIONS:
+                if cursor.agent == TRANSACTIONS or (self.guards and any(type(commit) is Undo for commit in commits)):
                     self.guards += 1
                 self.clock.observe(commits[-1].clock)
             yield from commits
