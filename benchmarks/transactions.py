@@ -229,7 +229,7 @@ def _compared(sets: dict[bool, Sets], ids: list[str], scale: Scale) -> Round:
         return timer.seconds
 
     def run(timer: Timer) -> int:
-        turns = range(max(2, scale.writes // 10))
+        turns = range(max(2, scale.writes // 2))
         with timer:
             pairs = [[seconds(kind, turn) for kind in _in_turn(turn)][:: 1 - 2 * (turn % 2)] for turn in turns]
         timer.measured = statistics.median(one / other for one, other in pairs)

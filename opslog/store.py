@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overloa
 
 from opslog.errors import NotFoundError, OpslogError, SealedError, UsageError
 from opslog.format.commits import Batch, Commit, Set
-from opslog.format.hashes import has_hash
 from opslog.format.layout import check_name
 from opslog.replica.batch import Block
 from opslog.replica.found import Found
@@ -280,7 +279,7 @@ class Store(MutableMapping[str, T], Generic[T]):
             if (
                 shared is None
                 or not (type(commit) is Set and shared.is_complete)
-                or has_hash(shared.hashes, commit.id)
+                or commit.id in shared.hashed
                 or state.is_torn
             ):
                 guards = replica.unguarded(commit)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 # The number that the C file must have. A build with another number is not used, such as one from an older checkout.
-_INTERFACE = 9
+_INTERFACE = 10
 
 try:
     from opslog.kernel import _kernel
@@ -34,7 +34,7 @@ columns = _kernel.columns if IS_USED else None
 split = _kernel.split if IS_USED else None
 find_line = _kernel.find_line if IS_USED else None
 crc32 = _kernel.crc32 if IS_USED else None
-has_hash = _kernel.has_hash if IS_USED else None
+HashedIds = _kernel.HashedIds if IS_USED else None
 Table = _kernel.Table if IS_USED else None
 rows = _kernel.rows if IS_USED else None
 Winners = _kernel.Winners if IS_USED else None

@@ -22,7 +22,7 @@
 #endif
 
 /* Raise it when a function takes or returns something else: opslog/kernel/__init__.py refuses other numbers. */
-#define INTERFACE 9
+#define INTERFACE 10
 
 /* orjson writes at most this many levels, and so does the format. */
 #define DEPTH_MAX 254
@@ -2677,30 +2677,159 @@ crc32(PyObject *module, PyObject *argument)
     return result;
 }
 
-PyDoc_STRVAR(has_hash_doc,
-"has_hash(hashes, id)\n--\n\n"
-"Whether a set of hashes has that of an id, which is its CRC-32 in UTF-8.");
+/* Ids by their hashes, in a table of a power of two of slots, at most half of them in use. A free slot has 0, so a flag says
+ * whether 0 is one of the hashes. */
+typedef struct {
+    PyObject_HEAD
+    uint32_t *slots;
+    size_t count, used;
+    int has_zero;
+} HashedIds;
+
+static void
+hashed_ids_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    free(((HashedIds *)self)->slots);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+/* The slot that has a hash, which is not 0, or the free one where it belongs. */
+static uint32_t *
+slot_of(const uint32_t *slots, size_t count, uint32_t hash)
+{
+    /* The upper bits of a product depend on all bits of the hash. */
+    size_t at = (size_t)((uint64_t)hash * 0x9E3779B97F4A7C15 >> 32) & (count - 1);
+    while (slots[at] != 0 && slots[at] != hash) {
+        at = (at + 1) & (count - 1);
+    }
+    return (uint32_t *)slots + at;
+}
+
+/* Make room for more hashes; without memory for them nothing changes. */
+static int
+reserve(HashedIds *ids, size_t more)
+{
+    size_t count = ids->count ? ids->count : 16;
+    while (count / 2 < ids->used + more) {
+        count *= 2;
+    }
+    if (count == ids->count) {
+        return 0;
+    }
+    uint32_t *slots = calloc(count, sizeof(*slots));
+    if (slots == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t at = 0; at < ids->count; at++) {
+        if (ids->slots[at] != 0) {
+            *slot_of(slots, count, ids->slots[at]) = ids->slots[at];
+        }
+    }
+    free(ids->slots);
+    ids->slots = slots;
+    ids->count = count;
+    return 0;
+}
+
+static void
+add_hash(HashedIds *ids, uint32_t hash)
+{
+    if (hash == 0) {
+        ids->has_zero = 1;
+        return;
+    }
+    uint32_t *slot = slot_of(ids->slots, ids->count, hash);
+    ids->used += *slot == 0;
+    *slot = hash;
+}
+
+/* The CRC-32 of an id in UTF-8. */
+static int
+hash_of_id(PyObject *id, uint32_t *hash)
+{
+    Py_ssize_t length;
+    Bytes at = (Bytes)PyUnicode_AsUTF8AndSize(id, &length);
+    if (at == NULL) {
+        return -1;
+    }
+    *hash = ~crc_of_bytes(0xFFFFFFFFu, at, at + length);
+    return 0;
+}
+
+static int
+hashed_ids_contains(PyObject *self, PyObject *id)
+{
+    HashedIds *ids = (HashedIds *)self;
+    uint32_t hash;
+    if (hash_of_id(id, &hash) < 0) {
+        return -1;
+    }
+    if (hash == 0) {
+        return ids->has_zero;
+    }
+    return ids->count != 0 && *slot_of(ids->slots, ids->count, hash) != 0;
+}
+
+PyDoc_STRVAR(hashed_ids_add_doc, "add(id)\n--\n\nAdd an id.");
 
 static PyObject *
-has_hash(PyObject *module, PyObject *const *args, Py_ssize_t count)
+hashed_ids_add(PyObject *self, PyObject *id)
 {
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "has_hash takes 2 arguments");
+    uint32_t hash;
+    if (hash_of_id(id, &hash) < 0 || reserve((HashedIds *)self, 1) < 0) {
         return NULL;
     }
-    Py_ssize_t length;
-    Bytes id = (Bytes)PyUnicode_AsUTF8AndSize(args[1], &length);
-    if (id == NULL) {
-        return NULL;
-    }
-    PyObject *hash = PyLong_FromUnsignedLong((uint32_t)~crc_of_bytes(0xFFFFFFFFu, id, id + length));
-    if (hash == NULL) {
-        return NULL;
-    }
-    int has = PySet_Contains(args[0], hash);
-    Py_DECREF(hash);
-    return has < 0 ? NULL : PyBool_FromLong(has);
+    add_hash((HashedIds *)self, hash);
+    Py_RETURN_NONE;
 }
+
+PyDoc_STRVAR(hashed_ids_update_doc,
+"update(hashes)\n--\n\n"
+"Add the ids with these hashes: 4 bytes each, the most significant one first.");
+
+static PyObject *
+hashed_ids_update(PyObject *self, PyObject *hashes)
+{
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(hashes, &buffer, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    int failed = -1;
+    if (buffer.len % 4) {
+        PyErr_SetString(PyExc_ValueError, "a hash is cut short");
+    } else if ((failed = reserve((HashedIds *)self, (size_t)buffer.len / 4)) == 0) {
+        for (Bytes at = buffer.buf, end = at + buffer.len; at < end; at += 4) {
+            add_hash((HashedIds *)self, (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3]);
+        }
+    }
+    PyBuffer_Release(&buffer);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static PyMethodDef hashed_ids_methods[] = {
+    {"add", hashed_ids_add, METH_O, hashed_ids_add_doc},
+    {"update", hashed_ids_update, METH_O, hashed_ids_update_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot hashed_ids_slots[] = {
+    {Py_tp_dealloc, hashed_ids_dealloc},
+    {Py_tp_methods, hashed_ids_methods},
+    {Py_sq_contains, hashed_ids_contains},
+    {Py_tp_doc, "HashedIds()\n--\n\nIds by their hashes. `in` also finds an id that has the hash of one that was added."},
+    {0, NULL},
+};
+
+static PyType_Spec hashed_ids_spec = {
+    .name = "opslog.kernel._kernel.HashedIds",
+    .basicsize = sizeof(HashedIds),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = hashed_ids_slots,
+};
 
 /* -- lookups in a snapshot ----------------------------------------------------------------------------------------- */
 
@@ -3730,7 +3859,6 @@ static PyMethodDef methods[] = {
     {"columns", columns, METH_VARARGS, columns_doc},
     {"find_line", find_line, METH_VARARGS, find_line_doc},
     {"crc32", crc32, METH_O, crc32_doc},
-    {"has_hash", (PyCFunction)(void (*)(void))has_hash, METH_FASTCALL, has_hash_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -3747,13 +3875,15 @@ set_up(PyObject *module)
 {
     make_crc_table();
     ModuleState *state = PyModule_GetState(module);
-    PyTypeObject *merger_type = NULL;
+    PyTypeObject *merger_type = NULL, *hashed_ids_type = NULL;
     int failed = add_type(module, &sets_spec, &state->sets_type) < 0
         || add_type(module, &table_spec, &state->table_type) < 0
         || add_type(module, &rows_spec, &state->rows_type) < 0
         || add_type(module, &winners_spec, &state->winners_type) < 0
-        || add_type(module, &merger_spec, &merger_type) < 0;
+        || add_type(module, &merger_spec, &merger_type) < 0
+        || add_type(module, &hashed_ids_spec, &hashed_ids_type) < 0;
     Py_XDECREF((PyObject *)merger_type);
+    Py_XDECREF((PyObject *)hashed_ids_type);
     return failed ? -1 : PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
 }
 

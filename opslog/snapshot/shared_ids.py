@@ -12,21 +12,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from opslog.format.hashes import decode_hashes, has_hash, id_hash
+from opslog.format.hashes import HashedIds
 from opslog.format.manifest import Run
 
 
 class SharedIds:
-    """The ids that may have a record from the shared log. Takes the memory of one number per id.
+    """The ids that may have a record from the shared log. Takes the memory of a number per id.
 
     :param runs: the runs of the snapshot.
     :param ids: the ids that transactions have written since.
-    :ivar hashes: the hashes that the parts list, and those of `ids`.
+    :ivar hashed: the ids that the parts list, and `ids`.
     :ivar is_complete: whether all parts list their hashes.
     """
 
     def __init__(self, runs: Iterable[Run], ids: Iterable[str] = ()) -> None:
-        self.hashes: set[int] = set()
+        self.hashed = HashedIds()
         # For each run, the first and last ids of its parts without such a list.
         self._unknown: list[tuple[list[str], list[str]]] = []
         for run in runs:
@@ -35,17 +35,18 @@ class SharedIds:
                 self._unknown.append(([part.first for part in unknown], [part.last for part in unknown]))
             for part in run.parts:
                 if isinstance(part.shared, bytes):
-                    self.hashes.update(decode_hashes(part.shared))
+                    self.hashed.update(part.shared)
         self.is_complete = not self._unknown
         self.add(ids)
 
     def add(self, ids: Iterable[str]) -> None:
         """Add the ids of records from the shared log."""
-        self.hashes.update(map(id_hash, ids))
+        for id in ids:
+            self.hashed.add(id)
 
     def may_have(self, id: str) -> bool:
         """Whether an id may have a record from the shared log."""
-        if has_hash(self.hashes, id):
+        if id in self.hashed:
             return True
         for firsts, lasts in self._unknown:
             number = bisect_right(firsts, id) - 1

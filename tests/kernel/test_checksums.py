@@ -1,4 +1,4 @@
-"""The kernel computes the CRC-32 that zlib computes, or leaves it to zlib; and finds that of an id in a set."""
+"""The kernel computes the CRC-32 that zlib computes, or leaves it to zlib."""
 
 from __future__ import annotations
 
@@ -43,21 +43,6 @@ def test_blocks_and_whole_files(length: int) -> None:
     with mmap.mmap(-1, length) as mapped:
         mapped[:] = data
         assert _kernel.crc32(data) == _kernel.crc32(bytearray(data)) == _kernel.crc32(mapped) == zlib.crc32(data)
-
-
-@given(st.sets(st.integers(0, 2**32 - 1)), st.lists(st.text()), st.text())
-def test_a_set_of_hashes_has_that_of_an_id_or_not(others: set[int], ids: list[str], id: str) -> None:
-    hashes = others | {zlib.crc32(other.encode()) for other in ids}
-    assert _kernel.has_hash(hashes, id) == (zlib.crc32(id.encode()) in hashes)
-    assert _kernel.has_hash(hashes | {zlib.crc32(id.encode())}, id)
-
-
-def test_what_is_no_id() -> None:
-    with pytest.raises(UnicodeEncodeError):
-        _kernel.has_hash({1}, "\ud800")
-    for wrong in (({1}, b"id"), ({1}, None), ({1},), ({1}, "id", "id")):
-        with pytest.raises(TypeError):
-            _kernel.has_hash(*wrong)
 
 
 def test_what_is_no_bytes() -> None:
