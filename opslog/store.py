@@ -264,16 +264,14 @@ class Store(MutableMapping[str, T], Generic[T]):
             return
         replica = self._replica
         replica.check_writable()
-        if replica.batches.has_transactions and replica.batches.transaction is not None:
-            raise UsageError("inside a transaction write through it, or in a batch, which becomes a part of it")
-        if (log := replica.log) is None:
-            replica.decide_plain(commit)
-            return
         if replica.freshness.is_stale:  # as `refresh_if_stale`, without its call
             replica.refresh()
+        log = replica.log
         guards: int | None = replica.guards
-        if guards:
-            # As `unguarded`, without its calls: they would take a buffered set longer than the answer may cost.
+        if guards:  # 0 in a store without transactions, where a set must not take longer because of them
+            if replica.batches.has_transactions and replica.batches.transaction is not None:
+                raise UsageError("inside a transaction write through it, or in a batch, which becomes a part of it")
+            # As `unguarded`, without its calls, which would cost a buffered set more than the answer.
             state = replica.state
             shared = None if replica.in_state else state.shared_ids
             if (
@@ -283,7 +281,7 @@ class Store(MutableMapping[str, T], Generic[T]):
                 or state.is_torn
             ):
                 guards = replica.unguarded(commit)
-        while guards is not None:
+        while log is not None and guards is not None:
             try:
                 log.finish(log.queue(commit, guards))
             except SealedError:  # a transaction may have come in between

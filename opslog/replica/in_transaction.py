@@ -37,6 +37,7 @@ class InTransaction(Generic[T]):
         self._deciding = self._replica.deciding_of("transaction")
         made = self._made = self._deciding.begin()
         self._replica.batches.has_transactions = True
+        self._replica.guards += 1  # from now on, each plain write checks whether it stands in such a block
         # A weak reference: if a signal handler prevents ``__exit__``, the block is over when nothing refers to it.
         self._replica.batches.local.transaction = weakref.ref(self)
         return made
