@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from opslog.aio import AsyncStore, _in_thread
-from opslog.errors import LockedError, MissingFileError, OpslogError
+from opslog.errors import LockedError, MissingFileError, OpslogError, ReopenError, RetryError
 from opslog.format.commits import Commit, Set
 from opslog.format.layout import TRANSACTIONS
 from opslog.replica.state import State
@@ -439,7 +439,11 @@ class SharedSession(Session):
     async def close(self) -> None:
         waiting = self.shared.ledger.buffered(self.store)
         self.crew.closed = True
-        await self.calls.close()
+        try:
+            await self.calls.close()
+        except (RetryError, ReopenError) as error:
+            self.crew.error = self.crew.error or error  # no later close says again that the buffer is not written
+            raise
         self.crew.buffered = waiting
 
     def may_be_overtaken(self, attempt: Attempt, id: str) -> bool:
