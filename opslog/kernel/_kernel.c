@@ -2698,14 +2698,14 @@ hashed_ids_dealloc(PyObject *self)
 
 /* The slot that has a hash, which is not 0, or the free one where it belongs. */
 static uint32_t *
-slot_of(const uint32_t *slots, size_t count, uint32_t hash)
+slot_of(uint32_t *slots, size_t count, uint32_t hash)
 {
     /* The upper bits of a product depend on all bits of the hash. */
     size_t at = (size_t)((uint64_t)hash * 0x9E3779B97F4A7C15 >> 32) & (count - 1);
     while (slots[at] != 0 && slots[at] != hash) {
         at = (at + 1) & (count - 1);
     }
-    return (uint32_t *)slots + at;
+    return slots + at;
 }
 
 /* Make room for more hashes; without memory for them nothing changes. */
