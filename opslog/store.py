@@ -9,7 +9,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
-from opslog.errors import NotFoundError, OpslogError, SealedError, UsageError
+from opslog.errors import NotFoundError, OpslogError, SealedError
 from opslog.format.commits import Batch, Commit, Set
 from opslog.format.layout import check_name
 from opslog.replica.batch import Block
@@ -264,13 +264,16 @@ class Store(MutableMapping[str, T], Generic[T]):
             return
         replica = self._replica
         replica.check_writable()
+        if (log := replica.log) is None:
+            replica.batches.check_no_transaction()
+            replica.decide_plain(commit)
+            return
         if replica.freshness.is_stale:  # as `refresh_if_stale`, without its call
             replica.refresh()
-        log = replica.log
         guards: int | None = replica.guards
         if guards:  # 0 in a store without transactions, where a set must not take longer because of them
-            if replica.batches.has_transactions and replica.batches.transaction is not None:
-                raise UsageError("inside a transaction write through it, or in a batch, which becomes a part of it")
+            if replica.batches.has_transactions:
+                replica.batches.check_no_transaction()
             # As `unguarded`, without its calls, which would cost a buffered set more than the answer.
             state = replica.state
             shared = None if replica.in_state else state.shared_ids
@@ -281,7 +284,7 @@ class Store(MutableMapping[str, T], Generic[T]):
                 or state.is_torn
             ):
                 guards = replica.unguarded(commit)
-        while log is not None and guards is not None:
+        while guards is not None:
             try:
                 log.finish(log.queue(commit, guards))
             except SealedError:  # a transaction may have come in between

@@ -102,6 +102,14 @@ class Batches:
         block = self.local.transaction
         return None if block is None else block()
 
+    def check_no_transaction(self) -> None:
+        """Check before a plain write that this thread is in no transaction block.
+
+        :raises UsageError: it is in one.
+        """
+        if self.transaction is not None:
+            raise UsageError("inside a transaction write through it, or in a batch, which becomes a part of it")
+
     def inside(self, batch: OpenBatch, call: Callable[[], R]) -> R:
         """Make a call as if it stood in the block of this batch, and return its result."""
         outer = self.current

@@ -36,8 +36,10 @@ class InTransaction(Generic[T]):
             raise UsageError("this transaction has begun already: call store.transaction() for each")
         self._deciding = self._replica.deciding_of("transaction")
         made = self._made = self._deciding.begin()
-        self._replica.batches.has_transactions = True
-        self._replica.guards += 1  # from now on, each plain write checks whether it stands in such a block
+        if not self._replica.batches.has_transactions:
+            # In this order: who finds the flag finds the count, by which plain writes know that there are blocks.
+            self._replica.guards += 1
+            self._replica.batches.has_transactions = True
         # A weak reference: if a signal handler prevents ``__exit__``, the block is over when nothing refers to it.
         self._replica.batches.local.transaction = weakref.ref(self)
         return made

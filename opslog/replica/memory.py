@@ -22,8 +22,8 @@ class Memory:
     :ivar state: the current state, another object after each load. Use `read` to read it.
     :ivar guards: how often documents may have become guarded. It is increased before the clock observes the commits
         that guard them, before the state takes in an undo, which may give a transaction's record back, and when a
-        thread enters the block of a transaction. 0 means that no document is guarded and that no thread was in such a
-        block: no transaction was ever in this memory or appended from here.
+        thread enters the first block of a transaction. 0 means that no document is guarded and that no thread was in
+        such a block: no transaction was ever in this memory or appended from here.
     :ivar in_state: whether a thread is in a block that reads or changes the state. A caller that holds the lock of
         these blocks and finds this set is a signal handler that has interrupted its own thread in such a block.
     """
