@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -443,19 +442,6 @@ def test_batches_and_transactions_in_each_other(url: str) -> None:
         assert sorted(a) == ["x", "z"]
         assert len(shared(a)) == 1
         a.create("y", {})
-
-
-@pytest.mark.parametrize("log", ["own", "shared"])
-def test_a_plain_write_in_a_block_is_refused_in_the_first_block_and_in_later_ones(url: str, log: str) -> None:
-    """Also where there was no transaction before."""
-    with open_writer(url, "a", log=log) as a:
-        for number in range(2):
-            with a.transaction():
-                with pytest.raises(UsageError, match="write through it"):
-                    a["x"] = {}
-                with ThreadPoolExecutor(1) as other:  # it is in no block
-                    other.submit(a.set, f"other-{number}", {}).result()
-        assert sorted(a) == ["other-0", "other-1"]
 
 
 def test_a_function_does_not_use_the_store(url: str) -> None:

@@ -1,8 +1,11 @@
-"""The rules of docs/library.md for plain writes beside transactions, by agents that have not read any transaction."""
+"""Plain writes beside transactions, by the rules of docs/library.md: those of agents that have not read any
+transaction, and those in the block of one."""
 
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import pytest
 
@@ -29,3 +32,18 @@ def test_a_plain_write_loses_unless_its_writer_is_a_thousand_commits_ahead(commi
         for store in (planner, worker):
             store.refresh()
             assert store["claim"] == {"by": winner}
+
+
+@pytest.mark.parametrize("log", ["own", "shared"])
+def test_a_plain_write_in_a_block_is_refused_in_the_first_block_and_in_later_ones(
+    log: Literal["own", "shared"],
+) -> None:
+    """Also where there was no transaction before."""
+    with opslog.open(f"memory://plain-{next(_names)}", agent="a", log=log) as store:
+        for number in range(2):
+            with store.transaction():
+                with pytest.raises(opslog.UsageError, match="write through it"):
+                    store["x"] = {}
+                with ThreadPoolExecutor(1) as other:  # it is in no block
+                    other.submit(store.set, f"other-{number}", {}).result()
+        assert sorted(store) == ["other-0", "other-1"]
