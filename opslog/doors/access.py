@@ -14,10 +14,12 @@ This module knows nothing but ASGI, so all doors share it.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import count
 from typing import Any, NamedTuple
 
 from opslog.environment import REAL
@@ -39,6 +41,27 @@ _PATH_CHARACTERS = 500
 
 _log = logger("access")
 _current: ContextVar[Request | None] = ContextVar("opslog.request", default=None)
+
+
+class _NewIds:
+    """Ids for requests whose clients name none: 8 hexadecimal digits by chance, then 8 of a count.
+
+    Chance for each id would take a system call, which lets go of the interpreter. A thread that commits would take it,
+    and the request would wait to get it back.
+    """
+
+    def __init__(self) -> None:
+        self.begin_again()
+        os.register_at_fork(after_in_child=self.begin_again)
+
+    def begin_again(self) -> None:
+        self._numbered = map(f"{REAL.nonce()[:8]}{{:08x}}".format, count())
+
+    def next(self) -> str:
+        return next(self._numbered)
+
+
+_new_ids = _NewIds()
 
 
 class Asked(NamedTuple):
@@ -150,7 +173,7 @@ def request_of(scope: Scope) -> Request:
 
 def unread(status: int) -> bytes:
     """Log a request that was refused before its head was read. Returns its id."""
-    id = REAL.nonce()
+    id = _new_ids.next()
     _log.debug("request", extra={"request_id": id, "method": "-", "path": "-", "status": status})
     return id.encode()
 
@@ -174,7 +197,7 @@ def _id_of(scope: Scope) -> str:
         return str(given[0], "ascii")
     if len(traces) == 1 and (found := _TRACEPARENT.fullmatch(traces[0])) and found[1] != _NO_TRACE:
         return str(found[1], "ascii")
-    return REAL.nonce()
+    return _new_ids.next()
 
 
 def _path_of(scope: Scope) -> str:

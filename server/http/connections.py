@@ -87,6 +87,7 @@ class Connection(asyncio.Protocol):
 
     :param refused: called when the connection answers a request in place of the application, with the status of the
         answer; returns the id of the request.
+    :ivar loop: the event loop that it runs on.
     :ivar exchange: the newest request and its response; None before the first.
     :ivar write_paused: the client has not yet taken what was written.
     """
@@ -102,13 +103,13 @@ class Connection(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        self.loop = _loop or asyncio.get_running_loop()
         self.exchange: Exchange | None = None
         self.write_paused = False
         self._unanswered: deque[Exchange] = deque()  # being answered, and those that were parsed too early
         self._application: Any = config.loaded_app
         self._idle_seconds = config.timeout_keep_alive
         self._state = server_state
-        self._loop = _loop or asyncio.get_running_loop()
         self._limits = limits
         self._holding = budget.holding()
         self._refused = refused
@@ -291,14 +292,14 @@ class Connection(asyncio.Protocol):
         if self._unanswered:
             self._begin(self._unanswered[0])
         elif self._held or self._part is not _START:
-            self._loop.call_soon(self._read_held)
+            self.loop.call_soon(self._read_held)
         else:
             self._account()
 
     # Inside
 
     def _begin(self, exchange: Exchange) -> None:
-        task = self._loop.create_task(exchange.run(self._application))
+        task = self.loop.create_task(exchange.run(self._application))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
 
@@ -430,21 +431,21 @@ class Connection(asyncio.Protocol):
         Most states end sooner than it takes to set a timer and cancel it. So one timer is left alone until it fires,
         and then set again for the time that is left.
         """
-        self._end_at = self._loop.time() + seconds
+        self._end_at = self.loop.time() + seconds
         if self._timer is not None and self._timer.when() <= self._end_at:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._end_at, self._check_time)
+        self._timer = self.loop.call_at(self._end_at, self._check_time)
 
     def _check_time(self) -> None:
         self._timer = None
         if self._end_at is None:
             return
-        if self._end_at <= self._loop.time():
+        if self._end_at <= self.loop.time():
             self._transport.close()
         else:
-            self._timer = self._loop.call_at(self._end_at, self._check_time)
+            self._timer = self.loop.call_at(self._end_at, self._check_time)
 
     @property
     def ending(self) -> bool:

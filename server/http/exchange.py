@@ -38,6 +38,7 @@ Run = Callable[
 class Wire(Protocol):
     """What an exchange needs of its connection."""
 
+    loop: asyncio.AbstractEventLoop
     write_paused: bool
 
     def write(self, data: bytes) -> None: ...
@@ -87,7 +88,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, wire: Wire, *, keep_alive: bool, expects_continue: bool) -> None:
         self.scope = scope
-        scope[GONE] = self._gone = asyncio.get_running_loop().create_future()
+        scope[GONE] = self._gone = wire.loop.create_future()
         self.keep_alive = keep_alive
         self.started = self.complete = self.disconnected = False
         self.more_body = True

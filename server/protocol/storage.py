@@ -73,8 +73,12 @@ class Shard(Protocol):
     @property
     def durable(self) -> bool: ...
 
-    def stream(self, path: str) -> Stream | None:
-        """The stream at this path, including deleted ones that forks still need."""
+    def stream(self, path: str, *, is_checked: bool = False) -> Stream | None:
+        """The stream at this path, including deleted ones that forks still need.
+
+        :param is_checked: the caller has just called this without an error, so a storage that has the answer in memory
+            need not look at its files again.
+        """
         ...
 
     def streams(self, after: str = "") -> Iterator[Stream]:

@@ -40,11 +40,16 @@ class Transaction:
         self.changes = Changes()
         self.events = Events()
         self._shard = shard
+        self._is_checked = False
 
     def stream(self, path: str) -> Stream | None:
         if path in self.changes.streams:
             return self.changes.streams[path]
-        return self._shard.stream(path)
+        # Once is enough for a group. Each look at the files is a system call, which lets go of the interpreter, and the
+        # thread that commits would take it.
+        stream = self._shard.stream(path, is_checked=self._is_checked)
+        self._is_checked = True
+        return stream
 
     def put(self, stream: Stream) -> None:
         self.changes.streams[stream.path] = stream

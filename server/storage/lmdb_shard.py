@@ -76,10 +76,11 @@ class LmdbShard:
         self._known: dict[str, Stream] = {}
         self._note_lengths()
 
-    def stream(self, path: str) -> Stream | None:
+    def stream(self, path: str, *, is_checked: bool = False) -> Stream | None:
         known = self._known.get(path)
         if known is not None:
-            self._check_readable()
+            if not is_checked:
+                self._check_readable()
             return known
         with self._reading() as txn:
             found = txn.get(path.encode(), db=self._streams)

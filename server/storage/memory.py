@@ -27,7 +27,7 @@ class MemoryShard:
         self._next_id = 1
         self._bytes = 0
 
-    def stream(self, path: str) -> Stream | None:
+    def stream(self, path: str, *, is_checked: bool = False) -> Stream | None:
         return self._streams.get(path)
 
     def streams(self, after: str = "") -> Iterator[Stream]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,6 +66,17 @@ def test_what_cannot_be_a_name_is_replaced(headers: list[tuple[str, str]]) -> No
     ids = {begun(*headers).id for _ in range(10)}
     assert len(ids) == 10
     assert all(MADE.fullmatch(id) for id in ids)
+
+
+def test_a_forked_process_makes_ids_of_its_own(forked: Callable[[Callable[[], None]], None]) -> None:
+    ours = begun().id
+
+    def child() -> None:
+        made = begun().id
+        assert MADE.fullmatch(made)
+        assert made[:8] != ours[:8]
+
+    forked(child)
 
 
 def test_each_request_has_one_line_without_its_query(caplog: pytest.LogCaptureFixture) -> None:

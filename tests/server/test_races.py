@@ -244,9 +244,9 @@ def test_followers_do_not_read_what_was_committed(run: Callable[[Scenario], None
         reads: list[str] = []
         original = shard.stream
 
-        def counted(path: str) -> Stream | None:
+        def counted(path: str, *, is_checked: bool = False) -> Stream | None:
             reads.append(path)
-            return original(path)
+            return original(path, is_checked=is_checked)
 
         async def follow() -> int:
             await streams.followers.wait("a", 100, gone)
