@@ -68,6 +68,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_application",
         "_chunked",
         "_continue",
         "_event",
@@ -86,7 +87,7 @@ class Exchange:
         "unread",
     )
 
-    def __init__(self, scope: Scope, wire: Wire, *, keep_alive: bool, expects_continue: bool) -> None:
+    def __init__(self, scope: Scope, wire: Wire, application: Run, *, keep_alive: bool, expects_continue: bool) -> None:
         self.scope = scope
         scope[GONE] = self._gone = wire.loop.create_future()
         self.keep_alive = keep_alive
@@ -94,6 +95,7 @@ class Exchange:
         self.more_body = True
         self.unread: bytes | bytearray = b""
         self._wire = wire
+        self._application = application
         self._continue = expects_continue
         self._news = False  # something has happened since the last `receive`
         self._event: asyncio.Event | None = None
@@ -128,9 +130,9 @@ class Exchange:
                 self._gone.set_result(None)
         self._notify()
 
-    async def run(self, application: Run) -> None:
+    async def run(self) -> None:
         try:
-            await application(self.scope, self.receive, self.send)
+            await self._application(self.scope, self.receive, self.send)
         except BaseException as error:  # noqa: BLE001  (as any ASGI server does: the connection ends with it)
             _log.error("Exception in ASGI application\n", exc_info=error)
         if self.disconnected or self.complete:

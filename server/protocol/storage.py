@@ -12,7 +12,7 @@ changes of the shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -107,9 +107,11 @@ class Shard(Protocol):
         """The smallest stream id that was never used, from 1."""
         ...
 
-    def commit(self, changes: Changes) -> None:
+    def commit(self, changes: Changes, applied: Callable[[], None] | None = None) -> None:
         """Make all these changes, or none of them. On return they are as durable as this shard can make them.
 
+        :param applied: called once nothing is left to do but to wait for the disk. A commit that fails may not have
+            called it, nor one of a shard that is not durable.
         :raises WriteFailedError: nothing was changed.
         :raises CommitUnknownError: it is unknown whether they were made.
         """

@@ -15,7 +15,7 @@ transaction is not noticed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from struct import Struct
@@ -163,12 +163,12 @@ class LmdbShard:
         self._data.note()
         self._locks.note()
 
-    def commit(self, changes: Changes) -> None:
+    def commit(self, changes: Changes, applied: Callable[[], None] | None = None) -> None:
         problem = self.problem()
         if problem is not None:
             raise WriteFailedError(f"nothing was changed: {problem}")
         try:
-            self._commit(changes)
+            self._commit(changes, applied)
         except BaseException:
             self._known.clear()  # the changes may have happened
             raise
@@ -189,7 +189,7 @@ class LmdbShard:
         while len(known) > _KNOWN_STREAMS:
             del known[next(iter(known))]
 
-    def _commit(self, changes: Changes) -> None:
+    def _commit(self, changes: Changes, applied: Callable[[], None] | None) -> None:
         try:
             txn = self._environment.begin(write=True)
         except lmdb.Error as error:
@@ -199,6 +199,8 @@ class LmdbShard:
         except lmdb.Error as error:
             txn.abort()
             raise self._failed(error) from error
+        if applied is not None:
+            applied()
         try:
             txn.commit()
         except lmdb.Error as error:

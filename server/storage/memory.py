@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 
 from opslog.environment import REAL, Environment
@@ -70,7 +70,7 @@ class MemoryShard:
     def next_id(self) -> int:
         return self._next_id
 
-    def commit(self, changes: Changes) -> None:
+    def commit(self, changes: Changes, applied: Callable[[], None] | None = None) -> None:
         with self._lock:
             self._next_id = max(self._next_id, changes.next_id)
             for path, stream in changes.streams.items():

@@ -145,8 +145,8 @@ def test_what_may_have_been_committed_is_read_again(tmp_path: Path, monkeypatch:
     shard.commit(Changes(streams={"a": before}))
     real = shard._commit
 
-    def interrupted(changes: Changes) -> None:
-        real(changes)
+    def interrupted(changes: Changes, applied: Callable[[], None] | None) -> None:
+        real(changes, applied)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

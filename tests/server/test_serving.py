@@ -47,6 +47,16 @@ def followers(server: Server) -> float:
     return metric(server, "opslog_server_followers")
 
 
+def test_a_proxy_on_this_machine_may_say_for_whom_it_asks(server: Server) -> None:
+    told = http("PUT", f"{server.url}/a", headers={**TEXT, "x-forwarded-proto": "https"})
+    assert told.headers["location"] == f"{server.url}/a".replace("http:", "https:")
+    assert http("PUT", f"{server.url}/b", headers=TEXT).headers["location"] == f"{server.url}/b"
+    with serving("--memory", "--rate", "2") as limited:
+        clients = [{"x-forwarded-for": f"10.0.0.{number}"} for number in range(10)]
+        assert {http("GET", f"{limited.url}/a", headers=client).status_code for client in clients} == {404}
+        assert 429 in {http("GET", f"{limited.url}/a", headers=clients[0]).status_code for _ in range(10)}
+
+
 def test_health_and_figures(server: Server) -> None:
     assert http("GET", f"{server.root}/healthz").text == "ok\n"
     assert http("GET", f"{server.root}/readyz").status_code == 200

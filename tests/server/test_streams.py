@@ -162,7 +162,7 @@ class FailingShard(MemoryShard):
     failure: OpslogError | None = None
     refused = 0
 
-    def commit(self, changes: Changes) -> None:
+    def commit(self, changes: Changes, applied: Callable[[], None] | None = None) -> None:
         if self.failure is not None:
             self.refused += 1
             raise self.failure
