@@ -42,6 +42,27 @@ class Environment:
 REAL = Environment()
 
 
+class DrawnNonces:
+    """Random names of 16 hexadecimal digits, drawn many at a time. A draw for each would be a system call, and during
+    it another thread may take the interpreter.
+
+    A forked process draws its own, if Python made the fork. If native code made it, both have the same names, so
+    nothing on storage gets one. Safe to use from many threads.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[str] = []
+        os.register_at_fork(after_in_child=self._left.clear)
+
+    def next(self) -> str:
+        while True:
+            try:
+                return self._left.pop()
+            except IndexError:
+                digits = os.urandom(4096).hex()
+                self._left += [digits[start : start + 16] for start in range(0, len(digits), 16)]
+
+
 def format_ts(seconds: float) -> str:
     """Seconds since 1970 as the form that lines carry: ``2026-11-20T12:00:00.123456Z``."""
     if time_text is not None and (text := time_text(seconds)) is not None:

@@ -24,7 +24,7 @@ from opslog.server.protocol.ranges import Range, VanishedError
 from opslog.server.protocol.refusals import not_found
 from opslog.server.protocol.storage import Shard, Storage, Usage
 from opslog.server.protocol.transaction import Events, Transaction
-from opslog.server.storage.writer import Work, Writer
+from opslog.server.storage.writer import WAIT_SECONDS, Work, Writer
 
 T = TypeVar("T")
 _log = logging.getLogger("opslog.server")
@@ -78,7 +78,9 @@ class Streams:
         tidying. Reads each stream's metadata once."""
         now = self.environment.time()
         self._writers = [
-            Writer(shard, self.environment, self.metrics, self._committed) for shard in self.storage.shards
+            # Their groups may begin one after the other, so that the event loop waits for all of them.
+            Writer(shard, self.environment, self.metrics, self._committed, WAIT_SECONDS / len(self.storage.shards))
+            for shard in self.storage.shards
         ]
         for index, shard in enumerate(self.storage.shards):
             for stream in shard.streams():

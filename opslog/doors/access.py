@@ -14,15 +14,13 @@ This module knows nothing but ASGI, so all doors share it.
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import count
 from typing import Any, NamedTuple
 
-from opslog.environment import REAL
+from opslog.environment import REAL, DrawnNonces
 from opslog.logs import logger
 
 Scope = MutableMapping[str, Any]
@@ -41,27 +39,7 @@ _PATH_CHARACTERS = 500
 
 _log = logger("access")
 _current: ContextVar[Request | None] = ContextVar("opslog.request", default=None)
-
-
-class _NewIds:
-    """Ids for requests whose clients name none: 8 hexadecimal digits by chance, then 8 of a count.
-
-    Chance for each id would take a system call, which lets go of the interpreter. A thread that commits would take it,
-    and the request would wait to get it back.
-    """
-
-    def __init__(self) -> None:
-        self.begin_again()
-        os.register_at_fork(after_in_child=self.begin_again)
-
-    def begin_again(self) -> None:
-        self._numbered = map(f"{REAL.nonce()[:8]}{{:08x}}".format, count())
-
-    def next(self) -> str:
-        return next(self._numbered)
-
-
-_new_ids = _NewIds()
+_new_ids = DrawnNonces()
 
 
 class Asked(NamedTuple):

@@ -44,6 +44,11 @@ class Changes:
     values: dict[bytes, bytes | None] = field(default_factory=dict)
     next_id: int = 0
 
+    @property
+    def bytes(self) -> int:
+        """Of content."""
+        return sum(len(data) for _, _, data in self.records)
+
     def __bool__(self) -> bool:
         return bool(self.streams or self.producers or self.records or self.dropped or self.trimmed or self.values)
 
@@ -77,7 +82,7 @@ class Shard(Protocol):
         """The stream at this path, including deleted ones that forks still need.
 
         :param is_checked: the caller has just called this without an error, so a storage that has the answer in memory
-            need not look at its files again.
+            need not check its files again.
         """
         ...
 
@@ -110,8 +115,8 @@ class Shard(Protocol):
     def commit(self, changes: Changes, applied: Callable[[], None] | None = None) -> None:
         """Make all these changes, or none of them. On return they are as durable as this shard can make them.
 
-        :param applied: called once nothing is left to do but to wait for the disk. A commit that fails may not have
-            called it, nor one of a shard that is not durable.
+        :param applied: called once the changes are made, and only writing them to the disk is left. A commit that fails
+            may not have called it, and one of a shard that is not durable does not.
         :raises WriteFailedError: nothing was changed.
         :raises CommitUnknownError: it is unknown whether they were made.
         """

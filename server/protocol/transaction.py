@@ -45,8 +45,8 @@ class Transaction:
     def stream(self, path: str) -> Stream | None:
         if path in self.changes.streams:
             return self.changes.streams[path]
-        # Once is enough for a group. Each look at the files is a system call, which lets go of the interpreter, and the
-        # thread that commits would take it.
+        # One check of the files is enough for a group. Each is a system call, and during it the thread that commits may
+        # take the interpreter.
         stream = self._shard.stream(path, is_checked=self._is_checked)
         self._is_checked = True
         return stream

@@ -230,8 +230,7 @@ class LmdbShard:
         if changes.next_id:
             counts.append((b"next id", _number.pack(changes.next_id)))
         if changes.records:
-            size = self._count(txn, b"bytes", 0) + sum(len(data) for _, _, data in changes.records)
-            counts.append((b"bytes", _number.pack(size)))
+            counts.append((b"bytes", _number.pack(self._count(txn, b"bytes", 0) + changes.bytes)))
         self._put(txn, self._shard, counts)
 
     def _put(self, txn: Any, table: Any, items: list[tuple[bytes, bytes]]) -> None:

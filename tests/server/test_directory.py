@@ -343,7 +343,11 @@ def test_a_shard_that_was_truncated_is_not_read(tmp_path: Path, name: str) -> No
         "usage": shard.usage,
         "tidy": shard.tidy,
     }
+    known = Stream(1, "known", "text/plain", 0.0, 0.0)
+    shard.commit(Changes(streams={"known": known}))
+    calls["known"] = lambda: shard.stream("known")
     cut = cut_off(tmp_path, name)
+    assert shard.stream("known", is_checked=True) == known
     for length in (0, size):
         os.truncate(cut, length)
         for call in calls.values():

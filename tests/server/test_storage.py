@@ -161,6 +161,13 @@ def test_many_records_are_removed_in_steps(reopen: Reopen) -> None:
     again.close()
 
 
+def test_a_durable_shard_says_when_only_the_disk_is_left(shard: Shard) -> None:
+    seen: list[bytes | None] = []
+    shard.commit(Changes(values={b"k": b"v"}), lambda: seen.append(shard.value(b"k")))
+    assert seen == ([None] if shard.durable else [])
+    assert shard.value(b"k") == b"v"
+
+
 def test_readers_see_whole_commits(shard: Shard) -> None:
     shard.commit(Changes(streams={"a": stream("a")}))
     torn: list[int] = []

@@ -15,8 +15,9 @@ from opslog.server.protocol.model import Stream
 from opslog.server.protocol.storage import Changes
 from opslog.server.protocol.transaction import Transaction
 from opslog.server.storage import writer as writer_module
-from opslog.server.storage.memory import MemoryShard
+from opslog.server.storage.memory import MemoryShard, MemoryStorage
 from opslog.server.storage.writer import Writer
+from opslog.server.streams import Streams
 
 
 class DurableShard(MemoryShard):
@@ -78,69 +79,123 @@ def test_requests_are_answered_before_followers_are_served(shard: type[MemorySha
     assert order == ["first", "second", "follower"]
 
 
-class SlowShard(DurableShard):
-    """It notes in `order` when a commit is applied, and when the event loop gets its turn after the commit began. It
-    waits `wait` seconds for such a turn before the commit counts as applied."""
+class Waits(threading.Event):
+    """An event that says when somebody begins to wait for it."""
 
-    def __init__(self, order: list[str], wait: float) -> None:
+    def __init__(self, begun: threading.Event) -> None:
         super().__init__()
-        self.loop = asyncio.get_running_loop()
-        self._order, self._wait = order, wait
+        self._begun = begun
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._begun.set()
+        return super().wait(timeout)
+
+
+class WatchedShard(DurableShard):
+    """A commit is applied once `ready` is set, at the latest after a minute. `order` has that, and the turn of the
+    event loop that was asked for when the commit began."""
+
+    def __init__(self, order: list[str], ready: threading.Event | None = None) -> None:
+        super().__init__()
+        self.turn = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._order = order
+        self._ready = ready or self.turn
 
     def commit(self, changes: Changes, applied: Callable[[], None] | None = None) -> None:
-        turn = threading.Event()
-
         def take_turn() -> None:
             self._order.append("loop")
-            turn.set()
+            self.turn.set()
 
-        self.loop.call_soon_threadsafe(take_turn)
-        turn.wait(self._wait)
+        self._loop.call_soon_threadsafe(take_turn)
+        self._ready.wait(60)
         self._order.append("applied")
         assert applied is not None
         applied()
-        assert turn.wait(60), "the loop goes on while the disk writes"
+        assert self.turn.wait(60), "the loop goes on while the disk writes"
         super().commit(changes)
 
 
-async def changed_at_once(shard: DurableShard, count: int) -> None:
-    writer = Writer(shard, REAL, Metrics(), lambda events: None)
-    async with asyncio.timeout(60):
-        await asyncio.gather(*(writer.run(change) for _ in range(count)))
+LONG = bytes(2 * 1024 * 1024)
+
+
+def change_much(transaction: Transaction) -> None:
+    transaction.append(1, 0, LONG)
+
+
+async def change_at_once(writer: Writer, *works: Callable[[Transaction], None]) -> None:
+    async with asyncio.timeout(300):
+        await asyncio.gather(*(writer.run(work) for work in works))
     await writer.close()
 
 
-def test_the_loop_stands_still_while_a_group_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_STANDSTILL_SECONDS", 60.0)
-    order: list[str] = []
+def test_the_loop_waits_until_a_group_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, order = threading.Event(), list[str]()
+    monkeypatch.setattr(writer_module, "Event", lambda: Waits(begun))
 
     async def main() -> None:
-        await changed_at_once(SlowShard(order, 0.2), 2)
+        writer = Writer(WatchedShard(order, begun), REAL, Metrics(), lambda events: None, 3600.0)
+        await change_at_once(writer, change, change)
 
     asyncio.run(main())
+    assert begun.is_set()
     assert order == ["applied", "loop"]
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_the_loop_does_not_stand_still_for_a_single_change_nor_for_long(count: int) -> None:
+@pytest.mark.parametrize(
+    ("works", "seconds"),
+    [
+        pytest.param([change, change], 0.001, id="long"),
+        pytest.param([change], 3600.0, id="a single change"),
+        pytest.param([change, change_much], 3600.0, id="many bytes"),
+    ],
+)
+def test_the_loop_does_not_wait(works: list[Callable[[Transaction], None]], seconds: float) -> None:
     order: list[str] = []
 
     async def main() -> None:
-        await changed_at_once(SlowShard(order, 60), count)
+        await change_at_once(Writer(WatchedShard(order), REAL, Metrics(), lambda events: None, seconds), *works)
 
     asyncio.run(main())
     assert order == ["loop", "applied"]
 
 
-def test_the_loop_goes_on_at_once_if_a_group_fails_before_it_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_STANDSTILL_SECONDS", 3600.0)
+def test_the_loop_does_not_wait_for_the_thread_that_does_something_else() -> None:
+    order: list[str] = []
 
+    async def main() -> None:
+        writer = Writer(shard := WatchedShard(order), REAL, Metrics(), lambda events: None, 3600.0)
+        other = asyncio.create_task(writer.in_thread(lambda: shard.turn.wait(60)))
+        await asyncio.sleep(0)
+        changes = asyncio.gather(writer.run(change), writer.run(change))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(shard.turn.set)
+        assert await asyncio.wait_for(other, 300), "the loop had a turn"
+        await asyncio.wait_for(changes, 300)
+        await writer.close()
+
+    asyncio.run(main())
+
+
+def test_the_loop_goes_on_at_once_if_a_group_fails_before_it_is_applied() -> None:
     class Refusing(DurableShard):
         def commit(self, changes: Changes, applied: Callable[[], None] | None = None) -> None:
             raise WriteFailedError("disk full")
 
     async def main() -> None:
         with pytest.raises(WriteFailedError, match="disk full"):
-            await changed_at_once(Refusing(), 2)
+            await change_at_once(Writer(Refusing(), REAL, Metrics(), lambda events: None, 3600.0), change, change)
+
+    asyncio.run(main())
+
+
+def test_the_event_loop_waits_for_all_shards_together_no_longer_than_for_one() -> None:
+    async def main() -> None:
+        storage = MemoryStorage()
+        storage.shards = (MemoryShard(), MemoryShard())
+        streams = Streams(storage)
+        await streams.start()
+        assert sum(writer.wait_seconds for writer in streams._writers) == writer_module.WAIT_SECONDS
+        await streams.stop()
 
     asyncio.run(main())
