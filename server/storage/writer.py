@@ -20,7 +20,8 @@ T = TypeVar("T")
 # statement that can raise.
 Work = Callable[[Transaction], T]
 
-# How long the event loop waits at most for the changes of one group of each shard; see `Writer`.
+# How long the event loop waits at most while changes are made, of one group in each shard; see `Writer`. All shards
+# share it.
 WAIT_SECONDS = 0.005
 # It does not wait for more bytes: they take longer than the handing over, and other clients would have to wait.
 _WAIT_BYTES_MAX = 1024 * 1024
@@ -42,7 +43,7 @@ class Writer:
         memory.
     :param notify: called on the event loop with the effects of each commit, once the results of its callers are set,
         and before the callers resume.
-    :param wait_seconds: how long the event loop waits for the changes of a group at most.
+    :param wait_seconds: how long the event loop waits for one group at most.
     """
 
     def __init__(
