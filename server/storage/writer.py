@@ -58,7 +58,7 @@ class Writer:
         self._environment = environment
         self._metrics = metrics
         self._notify = notify
-        self.wait_seconds = wait_seconds
+        self._wait_seconds = wait_seconds
         self._others = 0  # calls for the thread that are no commits, and have not ended
         self._loop = asyncio.get_running_loop()
         self._pending: list[_Pending] = []
@@ -140,7 +140,7 @@ class Writer:
             applied = Event()
             self._queue.put(partial(self._commit_in_thread, answers, transaction, applied.set))
             if len(answers) > 1 and not self._others and transaction.changes.bytes <= _WAIT_BYTES_MAX:
-                applied.wait(self.wait_seconds)
+                applied.wait(self._wait_seconds)
         else:
             self._finish(answers, transaction.events, self._commit(transaction.changes))
 

@@ -195,7 +195,7 @@ def test_the_event_loop_waits_for_all_shards_together_no_longer_than_for_one() -
         storage.shards = (MemoryShard(), MemoryShard())
         streams = Streams(storage)
         await streams.start()
-        assert sum(writer.wait_seconds for writer in streams._writers) == writer_module.WAIT_SECONDS
+        assert sum(writer._wait_seconds for writer in streams._writers) == writer_module.WAIT_SECONDS
         await streams.stop()
 
     asyncio.run(main())
