@@ -198,7 +198,7 @@ else:
     store.get(ids)
     if scans:
         store.scan()
-print(max(own_memory() - before, 0.004))  # less than a page cannot be distinguished from none
+print(max(own_memory() - before, 4096) / 1e6)  # less than a page cannot be distinguished from none
 """
 
 
@@ -230,7 +230,7 @@ def memory_of_npm(prepare: Callable[[Scale], Path], use: Use) -> Start:
                 peer.get(some_ids(use.count(scale), min(use.gets, scale.documents)))
                 if use.scans:
                     peer.scan()
-                timer.measured = peer.memory() - before
+                timer.measured = (peer.memory() - before) / 1e6
             return 1
 
         yield run

@@ -268,7 +268,7 @@ class Npm(Peer):
         took: list[float] = self._driver.call("setsBesideCompact", interval * 1000)
         return took
 
-    def memory(self) -> float:
+    def memory(self) -> int:
         """As `own_memory`, of its process."""
         return own_memory(str(self._driver.pid))
 
@@ -276,11 +276,11 @@ class Npm(Peer):
         self._driver.close()
 
 
-def own_memory(process: str = "self") -> float:
-    """Megabytes of a process's own memory. Pages of mapped files do not count: the system can take
+def own_memory(process: str = "self") -> int:
+    """Bytes of a process's own memory. Pages of mapped files do not count: the system can take
     those back at any time."""
     fields = dict(line.split(":") for line in Path(f"/proc/{process}/status").read_text().splitlines())
-    return int(fields["RssAnon"].split()[0]) * 1024 / 1e6
+    return int(fields["RssAnon"].split()[0]) * 1024
 
 
 ON_DISK = "on disk"
