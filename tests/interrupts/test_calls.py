@@ -35,7 +35,7 @@ def check(runner: Runner, cases: list[Case]) -> None:
         )
 
 
-@pytest.mark.parametrize("places", [2, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("places", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_ends_early_at_some_places(runner: Runner, name: str, places: int) -> None:
     """At some places, chosen by a seed, on each kind of store."""

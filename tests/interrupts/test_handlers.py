@@ -32,7 +32,10 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "places"), [(1, 2), pytest.param(3, 4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("settings", "places"),
+    [(1, 2), pytest.param(2, 3, marks=pytest.mark.long), pytest.param(3, 4, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(("name", "handler"), PAIRS)
 def test_a_handler_calls_the_store(runner: Runner, name: str, handler: str, settings: int, places: int) -> None:
     """At some places, chosen by a seed."""
