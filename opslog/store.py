@@ -535,7 +535,12 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     def close(self) -> None:
         """Write what is buffered, end a running compaction, and give the agent's name back. Idempotent. If an interrupt
-        ended a call early, the next call closes the rest."""
+        ended a call early, the next call closes the rest.
+
+        :raises WriteFailedError: buffered commits are not in the log, because writing them failed, or was interrupted
+            in an earlier call each time.
+        :raises CommitUnknownError: buffered commits may be in the log or not. Other errors as in `flush`.
+        """
         self._replica.close()
 
     def __repr__(self) -> str:

@@ -324,9 +324,16 @@ class LogWriter:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Give up on commits that an exception kept from being written."""
-        group = self._group.pendings if self._group is not None else []
-        for pending in [*group, *self._queue]:
+        """Give up on commits that exceptions kept from being written, each time that `close` tried to."""
+        self._settle_interrupted()
+        lost = [*(self._group.pendings if self._group is not None else ()), *self._queue]
+        if lost and self._buffer is not None and self.failure is None:
+            self.failure = WriteFailedError(
+                f"the buffer of agent {self.agent!r} is not in the log (commits: {len(lost)}), because `close` was "
+                "interrupted each time that it tried to write it: open the store again, and repeat these writes"
+            )
+            logger("log").error("buffered commits were not written: %s", self.failure)
+        for pending in lost:
             pending.end(ClosedError(f"commit {pending.commit.clock} of {self.agent!r} was not written: {_CLOSED}"))
         self._group, self._queue, self._queued_bytes = None, [], 0
 

@@ -569,9 +569,11 @@ class Replica(Following, Generic[T]):
             raise failure
 
     def write_at_exit(self) -> None:
-        """Write the buffer of a store that was not closed before the program ends."""
-        if self.log is None or self.log.is_closed or self.is_forked:
-            return  # the log decides, not the store: a `close` that was interrupted may have left a buffer
+        """Write the buffer of a store that was not closed before the program ends. Report one that was lost, if no call
+        has done so."""
+        # The log decides, not the store: a `close` that was interrupted may have left a buffer.
+        if self.log is None or self.is_forked or (self.log.is_closed and self.failure is None):
+            return
         # Later writes, for example by other functions that run at exit, cannot rely on a thread any more.
         self.log.write_at_once()
         try:
