@@ -17,7 +17,7 @@ from opslog.bulk.copying import copy
 from opslog.bulk.replay import write_state
 from opslog.environment import REAL, Environment
 from opslog.format.commits import Delete, Seal, decode_records
-from opslog.format.layout import segment_path
+from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log import session
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
@@ -369,3 +369,37 @@ def test_a_manifest_names_no_authors_whose_logs_are_sealed(url: str) -> None:
     with opslog.open(url, agent="d", compact_after=None) as d:
         assert "a" in d.compact().sealed
     assert ManifestStore(open_backend(url)).newest().settled_by == {}
+
+
+def test_close_reports_a_lost_buffer_that_only_the_check_of_a_transaction_has_met() -> None:
+    """A storage stops to answer: a transaction has an unknown outcome, and the buffer of another thread is lost. The
+    store then reads whether the transaction is there, and suppresses the error of that."""
+    url = f"bucket://shared-{next(_numbers)}"
+    store = opslog.open(url, agent="a", durability="buffered", buffer_seconds=3600, compact_after=None)
+    store["old"] = {}
+    store.flush()
+    replica_of(store).backend._deadline_seconds = 0.2  # type: ignore[attr-defined]
+    log = replica_of(store).log
+    assert log is not None
+
+    others: list[threading.Thread] = []
+
+    def write_and_flush() -> None:
+        store["new"] = {}
+        log.flush()
+
+    def fault(request: bucket.Request) -> bucket.Fault | None:
+        if request.method != "put_new":
+            return None
+        if TRANSACTIONS not in request.key:
+            return bucket.Fault("refused")
+        if not others:
+            others.append(threading.Thread(target=write_and_flush))
+            others[0].start()
+            others[0].join()
+        return bucket.Fault("unknown")
+
+    with bucket.BUCKETS[url.removeprefix("bucket://")].failing(fault), pytest.raises(opslog.CommitUnknownError):
+        store.create("job", {})
+    with pytest.raises(opslog.WriteFailedError):
+        store.close()

@@ -320,8 +320,10 @@ class LogWriter:
                 self._flush()  # an interrupt came into the first
                 raise
         finally:
-            self.session.close()
-            self._abandon()
+            try:
+                self.session.close()
+            finally:
+                self._abandon()
 
     def _abandon(self) -> None:
         """Give up on commits that exceptions kept from being written, each time that `close` tried to."""

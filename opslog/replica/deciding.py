@@ -68,6 +68,9 @@ class Replica(Readable[T], Protocol[T]):
     # Whether commits of this store may be in memory and not yet in its log.
     is_buffered: bool
 
+    # Whether a caller got the error of a buffer that could not be written.
+    failure_was_raised: bool
+
     def check_open(self) -> None: ...
     def check_may_wait(self) -> None: ...
     def check_not_refreshing(self) -> None: ...
@@ -259,8 +262,10 @@ class Deciding(Generic[T]):
         self._alone.run(self._abandon)
 
     def _abandon(self) -> None:
-        while self._queue:
-            self._queue.popleft().end(ClosedError("this store was closed meanwhile, and nothing was written"))
+        while queued := tuple(self._queue):
+            for waiting in queued:  # each is removed after its end, or an interrupt in between would lose it
+                waiting.end(ClosedError("this store was closed meanwhile, and nothing was written"))
+                self.cancel(waiting)
 
     def _wake_next(self) -> None:
         """Wake a caller that came meanwhile: it sleeps, and no other thread decides for it."""
@@ -278,11 +283,12 @@ class Deciding(Generic[T]):
             self._decide_group(None)
 
     def _decide_group(self, leader: Waiting[T, Any] | None) -> None:
-        self._group = group = []
+        group: list[Waiting[T, Any]] = []
+        self._group = group
         self._is_appending = self._has_happened = False
-        while self._queue:
-            group.append(self._queue.popleft())
         try:
+            with suppress(IndexError):  # one call, so that no interrupt comes while a transaction is in neither list
+                group.extend(iter(self._queue.popleft, None))
             self._flush()
             while remaining := [waiting for waiting in group if not waiting.done]:
                 with self._queueing.place(), suppress(_Again):
@@ -435,9 +441,10 @@ class Deciding(Generic[T]):
                 own.durable = 0  # the error counts bytes of the group, and this transaction is not among them
                 waiting.end(own)
         except CommitUnknownError as error:
-            happened = False
+            happened, was_raised = False, self._replica.failure_was_raised
             with suppress(OpslogError):  # then it stays unknown
                 happened = not self._replica.backend.segments_grow and self._is_there(written[0])
+            self._replica.failure_was_raised = was_raised  # no caller got what was suppressed
             for waiting in writers:
                 waiting.end(None if happened else copy(error))
         except OpslogError as error:

@@ -105,7 +105,8 @@ class Replica(Following, Generic[T]):
         self.is_buffered = buffer is not None
         self.is_closed = False
         self._generation = forking.generation
-        self._failure_was_raised = False
+        # Whether a caller got `failure`, so that `close` need not raise it again.
+        self.failure_was_raised = False
         self.log = None
         self.transactions: Deciding[T] | None = None
         self.deciding: int | None = None
@@ -533,8 +534,9 @@ class Replica(Following, Generic[T]):
                 "not use the store"
             )
         if self.log is not None and (failure := self.log.failure) is not None:
-            self._failure_was_raised = True
-            raise ReopenError(f"buffered commits could not be written: close this store and open it again: {failure}")
+            error = ReopenError(f"buffered commits could not be written: close this store and open it again: {failure}")
+            self.failure_was_raised = True  # right before it: after an interrupt in between, `close` would not raise it
+            raise error
 
     def close(self, *, repeat_failure: bool = False) -> None:
         """Write what is buffered, wait for a running compaction, and give the agent's name back. Blocks. Idempotent: if
@@ -564,8 +566,8 @@ class Replica(Following, Generic[T]):
             # Otherwise Python's garbage collector frees them later, when a caller may be waiting for another store.
             self.state.indexes = None
         failure = self.failure
-        if failure is not None and (repeat_failure or not self._failure_was_raised):
-            self._failure_was_raised = True
+        if failure is not None and (repeat_failure or not self.failure_was_raised):
+            self.failure_was_raised = True
             raise failure
 
     def write_at_exit(self) -> None:
@@ -583,8 +585,9 @@ class Replica(Following, Generic[T]):
             failure = error
         if failure is None:
             warnings.warn(f"unclosed {self!r}: its buffer was written at exit; close it", ResourceWarning, stacklevel=1)
-        elif not self._failure_was_raised:
-            # No caller is left to get the error. A warning is shown without any configuration.
+        elif not (self.failure_was_raised and self.log.is_closed):
+            # No caller is left to get the error; one that got it but did not close the store may have been cancelled. A
+            # warning is shown without any configuration.
             lost = f"the program ended, and buffered commits of {self.backend.url} may be lost: {failure}"
             logger("log").error(lost)
             warnings.warn(lost, RuntimeWarning, stacklevel=1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 import opslog
+from opslog.backends.memory import MemoryAppender
 from opslog.store import replica_of
 from tests.interrupts.places import Place, at_places
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
@@ -73,6 +75,39 @@ def test_three_exceptions_in_one_close_lose_nothing_in_silence(then: Callable[[S
         if not came:
             break
     assert lost > 10, "otherwise this shows nothing"
+
+
+@pytest.mark.parametrize("call", [opslog.Store.flush, len, opslog.Store.refresh], ids=["flush", "len", "refresh"])
+def test_close_reports_a_lost_buffer_if_an_exception_ended_the_call_that_was_about_to(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[Store], object]
+) -> None:
+    def refuse(self: MemoryAppender, data: bytes) -> None:
+        raise opslog.WriteFailedError("the disk is full")
+
+    interrupted = 0
+    for number in itertools.count(1):
+        store = opslog.open(f"memory://closing-{next(_numbers)}", agent="a", durability="buffered", buffer_seconds=3600)
+        store["x"] = {"v": 1}
+        log = replica_of(store).log
+        assert log is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryAppender, "append", refuse)
+            log.flush()
+
+        def at(place: Place, number: int = number) -> None:
+            if place.number == number:
+                raise KeyboardInterrupt
+
+        try:
+            at_places(partial(call, store), at)
+        except KeyboardInterrupt:
+            interrupted += 1
+            with pytest.raises(opslog.WriteFailedError, match="the disk is full"):
+                store.close()
+        except opslog.ReopenError:
+            store.close()
+            break
+    assert interrupted > 3
 
 
 def _close_interrupted(url: str, then: Callable[[Store], None], numbers: set[int]) -> list[Place]:

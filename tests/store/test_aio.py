@@ -244,8 +244,10 @@ async def test_close_says_what_was_not_written_though_a_cancelled_call_got_the_e
     with pytest.raises(asyncio.CancelledError):
         await flushing
     cancelled.set()
-    while not replica_of(store)._failure_was_raised:
+    while not replica_of(store).failure_was_raised:
         await asyncio.sleep(0.01)
+    with pytest.warns(RuntimeWarning, match="the disk is full"):
+        replica_of(store).write_at_exit()  # at the end of a program that does not close the store
     with pytest.raises(opslog.WriteFailedError, match="the disk is full"):
         await store.close()
 
