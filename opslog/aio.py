@@ -30,7 +30,7 @@ from opslog import opening
 from opslog.compaction.compact import Compaction, KeepHistory
 from opslog.concurrency.background import Worker
 from opslog.concurrency.soon import Soon
-from opslog.errors import ClosedError, SealedError, UsageError
+from opslog.errors import ClosedError, OpslogError, SealedError, UsageError
 from opslog.format.commits import Commit, Set
 from opslog.format.documents import Document
 from opslog.history import Revision
@@ -406,7 +406,12 @@ class AsyncStore(Generic[T]):
         """In the decider's thread: decide what is queued."""
         deciding = self._replica.transactions
         assert deciding is not None
-        deciding.decide_all()
+        try:
+            deciding.decide_all()
+        except BaseException:
+            with suppress(RuntimeError):  # the event loop was closed, and nobody waits any more
+                self._wake_tasks()  # it may have come while a task was woken
+            raise
 
     def _wake_waiters(self) -> None:
         waiting = self._waiting
@@ -509,12 +514,19 @@ class AsyncStore(Generic[T]):
         """
         closing = asyncio.ensure_future(_in_thread(self._close))
         try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            await closing  # also if cancelled: queued commits belong to their callers, and the name must become free
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                await (
+                    closing
+                )  # also if cancelled: queued commits belong to their callers, and the name must become free
+                raise
+        except OpslogError:
+            self._replica.failure_was_raised = True  # not in the thread: the caller may be cancelled once more
             raise
         finally:
             self._wake_waiters()
+            self._wake_ended()
 
     def _close(self) -> None:
         # Nobody saw the error of a cancelled call, so close reports it again.

@@ -554,7 +554,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         from opslog.notebook import ROWS, documents_table
 
         try:
-            pairs = list(islice(self._documents(), ROWS))
+            with self._replica.unreported():
+                pairs = list(islice(self._documents(), ROWS))
         except OpslogError:
             return None  # the notebook shows the text instead
         return documents_table(repr(self).strip("<>"), pairs, len(self))

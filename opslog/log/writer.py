@@ -235,13 +235,19 @@ class LogWriter:
             return
         is_due = self._queued_bytes >= buffer.bytes
         if self._at_once or not self._flusher.wake(is_due):
-            self.flush()  # otherwise nobody would
+            self.wait(pending)  # otherwise nobody would write it, nor report that it failed
         elif (is_due or self._group is not None) and self.is_full:
             self._run_alone(self._make_room)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the outcome of all commits is known."""
+        return self._group is None and not self._queue
+
+    @property
     def is_closed(self) -> bool:
-        return self._closed
+        """Whether it is closed for good. A `close` that was interrupted may have left commits."""
+        return self._closed and self.is_settled
 
     @property
     def is_full(self) -> bool:
@@ -287,7 +293,8 @@ class LogWriter:
             result: R = self._alone.run(work, *args)
         finally:
             # A thread that arrived meanwhile sleeps, or finds the log free. An unsettled group also waits for a thread.
-            for pending in [*(self._group.pendings if self._group is not None else ()), *self._queue[:1]]:
+            group = self._group  # another thread may settle it meanwhile
+            for pending in [*(group.pendings if group is not None else ()), *self._queue[:1]]:
                 wake(pending)
         return result
 
@@ -320,10 +327,9 @@ class LogWriter:
                 self._flush()  # an interrupt came into the first
                 raise
         finally:
-            try:
-                self.session.close()
-            finally:
-                self._abandon()
+            # In this order: nothing can be written any more when the buffer is given up.
+            self.session.close()
+            self._queueing.run(self._abandon)
 
     def _abandon(self) -> None:
         """Give up on commits that exceptions kept from being written, each time that `close` tried to."""
@@ -376,6 +382,8 @@ class LogWriter:
             group.fence, group.step = fenced, "fenced"
         except ReopenError as broken:
             group.end(broken, 0)
+        except ClosedError as closed:  # an interrupted `close` left these commits
+            group.end(WriteFailedError(str(closed)), 0)
 
     def _pass_seal(self, group: Group) -> None:
         """Find out who made the next segment. If it was a compaction that sealed this log, continue after the seal."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from copy import copy
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -68,10 +68,8 @@ class Replica(Readable[T], Protocol[T]):
     # Whether commits of this store may be in memory and not yet in its log.
     is_buffered: bool
 
-    # Whether a caller got the error of a buffer that could not be written.
-    failure_was_raised: bool
-
     def check_open(self) -> None: ...
+    def unreported(self) -> AbstractContextManager[None]: ...
     def check_may_wait(self) -> None: ...
     def check_not_refreshing(self) -> None: ...
     def flush(self) -> None: ...
@@ -441,10 +439,9 @@ class Deciding(Generic[T]):
                 own.durable = 0  # the error counts bytes of the group, and this transaction is not among them
                 waiting.end(own)
         except CommitUnknownError as error:
-            happened, was_raised = False, self._replica.failure_was_raised
-            with suppress(OpslogError):  # then it stays unknown
+            happened = False
+            with suppress(OpslogError), self._replica.unreported():  # then it stays unknown
                 happened = not self._replica.backend.segments_grow and self._is_there(written[0])
-            self._replica.failure_was_raised = was_raised  # no caller got what was suppressed
             for waiting in writers:
                 waiting.end(None if happened else copy(error))
         except OpslogError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ class Described(Protocol):
     def backend(self) -> Backend: ...
 
     def count(self) -> int: ...
+    def unreported(self) -> AbstractContextManager[None]: ...
 
 
 def describe(store: Described, kind: str, *, counts: bool = True) -> str:
@@ -42,7 +44,8 @@ def describe(store: Described, kind: str, *, counts: bool = True) -> str:
 
 def _contents(store: Described) -> str:
     try:
-        count = store.count()
+        with store.unreported():
+            count = store.count()
     except OpslogError:  # a prompt shows a store that cannot be read, too
         return "cannot be read now"
     of = "" if store.schema.type is None else f" of {type_name(store.schema.type)}"

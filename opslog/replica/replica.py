@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -45,7 +45,7 @@ from opslog.replica.state import Loader, State
 
 # Imported where they are used: many programs open a store for a few documents only, and wait for every import.
 if TYPE_CHECKING:
-    from opslog.log.writer import Buffer, Pending
+    from opslog.log.writer import Buffer, LogWriter, Pending
     from opslog.replica.deciding import Deciding
     from opslog.replica.feed import Changes, Feed
     from opslog.replica.keys import Keys
@@ -538,11 +538,21 @@ class Replica(Following, Generic[T]):
             self.failure_was_raised = True  # right before it: after an interrupt in between, `close` would not raise it
             raise error
 
+    @contextmanager
+    def unreported(self) -> Iterator[None]:
+        """In this block, `failure` does not count as raised: whoever uses it suppresses the errors of the block."""
+        was_raised = self.failure_was_raised
+        try:
+            yield
+        finally:
+            self.failure_was_raised = was_raised
+
     def close(self, *, repeat_failure: bool = False) -> None:
         """Write what is buffered, wait for a running compaction, and give the agent's name back. Blocks. Idempotent: if
         an interrupt ends it early, the next call closes the rest.
 
-        :param repeat_failure: whether to raise `failure` even if another call has raised it already.
+        :param repeat_failure: whether to raise `failure` even if another call has raised it already. Then the caller
+            notes that it was raised, once somebody has got it.
         :raises OpslogError: as `failure` says.
         """
         if self.is_forked:
@@ -567,28 +577,40 @@ class Replica(Following, Generic[T]):
             self.state.indexes = None
         failure = self.failure
         if failure is not None and (repeat_failure or not self.failure_was_raised):
-            self.failure_was_raised = True
+            self.failure_was_raised = self.failure_was_raised or not repeat_failure
             raise failure
 
     def write_at_exit(self) -> None:
         """Write the buffer of a store that was not closed before the program ends. Report one that was lost, if no call
         has done so."""
         # The log decides, not the store: a `close` that was interrupted may have left a buffer.
-        if self.log is None or self.is_forked or (self.log.is_closed and self.failure is None):
+        log = self.log
+        if log is None or self.is_forked or (log.is_closed and self.failure is None):
             return
         # Later writes, for example by other functions that run at exit, cannot rely on a thread any more.
-        self.log.write_at_once()
+        log.write_at_once()
+        failure: OpslogError | None = None
         try:
-            self.log.flush()
-            failure = self.failure
+            try:
+                log.flush()
+            except OpslogError:
+                raise
+            except BaseException:
+                log.flush()  # an interrupt came into the first
+                raise
         except OpslogError as error:
             failure = error
-        if failure is None:
+        finally:
+            self._report_at_exit(log, failure or self.failure)
+
+    def _report_at_exit(self, log: LogWriter, failure: OpslogError | None) -> None:
+        if failure is None and log.is_settled:
             warnings.warn(f"unclosed {self!r}: its buffer was written at exit; close it", ResourceWarning, stacklevel=1)
-        elif not (self.failure_was_raised and self.log.is_closed):
+        elif not (self.failure_was_raised and log.is_closed):
             # No caller is left to get the error; one that got it but did not close the store may have been cancelled. A
             # warning is shown without any configuration.
-            lost = f"the program ended, and buffered commits of {self.backend.url} may be lost: {failure}"
+            why = failure or "writing them was interrupted"
+            lost = f"the program ended, and buffered commits of {self.backend.url} may be lost: {why}"
             logger("log").error(lost)
             warnings.warn(lost, RuntimeWarning, stacklevel=1)
 

@@ -253,6 +253,55 @@ async def test_close_says_what_was_not_written_though_a_cancelled_call_got_the_e
 
 
 @in_a_loop
+async def test_a_close_that_is_cancelled_twice_is_reported_at_the_end_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, cancelled = threading.Event(), threading.Event()
+
+    def refuse(self: FsAppender, data: bytes) -> None:
+        asked.set()
+        cancelled.wait()
+        raise opslog.WriteFailedError("the disk is full")
+
+    store = await opslog.aio.open(tmp_path, agent="a", durability="buffered", buffer_seconds=3600)
+    monkeypatch.setattr(FsAppender, "append", refuse)
+    await store.set("a", {})
+    closing = asyncio.ensure_future(store.close())
+    while not asked.is_set():
+        await asyncio.sleep(0.001)
+    for _ in range(2):
+        closing.cancel()
+        await asyncio.sleep(0)
+    cancelled.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    log = replica_of(store).log
+    assert log is not None
+    while not log.is_closed:
+        await asyncio.sleep(0.001)
+    with pytest.warns(RuntimeWarning, match="the disk is full"):
+        replica_of(store).write_at_exit()
+
+
+@in_a_loop
+async def test_a_task_is_woken_though_there_was_no_memory_to_wake_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opslog.aio.open("memory://no-memory-to-wake", agent="a") as store:
+        wake = store._wake_tasks._schedule
+        failed: list[object] = []
+
+        def schedule(call: Callable[[], None]) -> object:
+            if not failed:
+                failed.append(call)
+                raise MemoryError
+            return wake(call)
+
+        monkeypatch.setattr(store._wake_tasks, "_schedule", schedule)
+        async with asyncio.timeout(30):
+            await store.create("job", {})
+        assert failed
+
+
+@in_a_loop
 async def test_an_opening_that_is_cancelled_gives_the_name_back(tmp_path: Path) -> None:
     for steps in range(6):
         opening = asyncio.ensure_future(_opened(tmp_path))

@@ -19,7 +19,6 @@ import pytest
 import opslog
 from opslog.backends import posix
 from opslog.format.layout import segment_path
-from opslog.log import writer
 from opslog.log.writer import LogWriter
 from opslog.store import replica_of
 from tests.support.faults import KINDS, attempts, check_failed_sync, failing, stored, write_first
@@ -63,31 +62,6 @@ class TestNotWritten:
             attempt()
             store["later"] = {}
             assert dict(store.items()) == stored(tmp_path) != {"old": {"turn": 2}, "later": {}}
-
-    def test_a_buffer_that_close_could_not_write_is_reported_by_the_next_close(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        store = opslog.open(tmp_path, agent="a", durability="buffered", buffer_seconds=3600)
-        store["old"] = {}
-        store.flush()
-        store["new"] = {}
-        store["newer"] = {}
-
-        def no_memory(line: bytes) -> bytes:
-            raise MemoryError
-
-        with monkeypatch.context() as patch:
-            patch.setattr(writer, "joined", no_memory)
-            with pytest.raises(MemoryError):
-                store.close()
-        lost = r"buffer of agent 'a' is not in the log \(commits: 2\)"
-        with pytest.warns(RuntimeWarning, match=lost):
-            replica_of(store).write_at_exit()
-        with pytest.raises(opslog.WriteFailedError, match=lost):
-            store.close()
-        store.close()
-        replica_of(store).write_at_exit()
-        assert stored(tmp_path) == {"old": {}}
 
     def test_a_disk_that_is_really_full(self, small_disk: Path) -> None:
         root = small_disk / "store"
@@ -486,31 +460,6 @@ class TestBuffered:
             assert dict(again.items()) == {"old": {}}
             again["next"] = {}
         assert stored(tmp_path) == {"old": {}, "next": {}}
-
-    def test_a_buffer_that_close_could_not_write_is_reported_by_the_next_close(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        store = opslog.open(tmp_path, agent="a", durability="buffered", buffer_seconds=3600)
-        store["old"] = {}
-        store.flush()
-        store["new"] = {}
-        store["newer"] = {}
-
-        def no_memory(line: bytes) -> bytes:
-            raise MemoryError
-
-        with monkeypatch.context() as patch:
-            patch.setattr(writer, "joined", no_memory)
-            with pytest.raises(MemoryError):
-                store.close()
-        lost = r"buffer of agent 'a' is not in the log \(commits: 2\)"
-        with pytest.warns(RuntimeWarning, match=lost):
-            replica_of(store).write_at_exit()
-        with pytest.raises(opslog.WriteFailedError, match=lost):
-            store.close()
-        store.close()
-        replica_of(store).write_at_exit()
-        assert stored(tmp_path) == {"old": {}}
 
     def test_a_disk_that_is_really_full(self, small_disk: Path) -> None:
         root = small_disk / "store"
