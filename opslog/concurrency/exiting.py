@@ -16,29 +16,24 @@ import atexit
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Protocol
+from typing import Any, TypeVar
 
 from opslog.backends import forking
 
+S = TypeVar("S")
 
-class Buffered(Protocol):
-    """A store that may hold unwritten commits."""
-
-    def write_at_exit(self) -> None:
-        """Write them. Does nothing if the store is closed, or belongs to the parent of this process. Raises none of
-        opslog's errors."""
-
-
-# By identity: mappings have no hash.
-_stores: weakref.WeakValueDictionary[int, Buffered] = weakref.WeakValueDictionary()
+# The stores that may hold unwritten commits, and the function that writes them.
+_stores: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 # The generations of processes (`forking.generation`) in which `_write_all` was registered.
 _registered: list[int] = []
 
 
-def write_at_exit(store: Buffered) -> None:
-    """Have the store's buffer written when this process ends. Nothing is registered at exit before the first call."""
-    _stores[id(store)] = store
+def write_at_exit(store: S, write: Callable[[S], None]) -> None:
+    """Have `write` called with the store when this process ends. Nothing is registered at exit before the first
+    call."""
+    _stores[store] = write
     if forking.generation in _registered:
         return
     if not _registered:
@@ -60,7 +55,7 @@ def is_ending() -> bool:
 
 def _write_all() -> None:
     # Listed in one step, since other threads may still open stores.
-    stores = [store for reference in _stores.valuerefs() if (store := reference()) is not None]
+    stores = [store for reference in _stores.keyrefs() if (store := reference()) is not None]
     with ExitStack() as stack:  # writes each of them, even if one is interrupted, or raises a warning as an error
         for store in stores:
-            stack.callback(store.write_at_exit)
+            stack.callback(_stores[store], store)

@@ -18,7 +18,6 @@ writes that have to be decided on the newest state, with no other commit of this
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
@@ -36,7 +35,6 @@ from opslog.format.documents import Schema, check_id, plain_id
 from opslog.format.layout import TRANSACTIONS
 from opslog.kernel import find_document
 from opslog.log.reader import Cursor
-from opslog.logs import logger
 from opslog.merge.undo import Undoable, newest_undoable, not_ours, undoable_in
 from opslog.replica.batch import Batches
 from opslog.replica.decoded import DecodedDocuments
@@ -45,7 +43,7 @@ from opslog.replica.state import Loader, State
 
 # Imported where they are used: many programs open a store for a few documents only, and wait for every import.
 if TYPE_CHECKING:
-    from opslog.log.writer import Buffer, LogWriter, Pending
+    from opslog.log.writer import Buffer, Pending
     from opslog.replica.deciding import Deciding
     from opslog.replica.feed import Changes, Feed
     from opslog.replica.keys import Keys
@@ -132,8 +130,9 @@ class Replica(Following, Generic[T]):
         )
         if self.is_buffered:
             from opslog.concurrency import exiting
+            from opslog.replica.at_exit import write_buffer
 
-            exiting.write_at_exit(self)
+            exiting.write_at_exit(self, write_buffer)
 
     @cached_property
     def questions(self) -> Questions[T]:
@@ -579,40 +578,6 @@ class Replica(Following, Generic[T]):
         if failure is not None and (repeat_failure or not self.failure_was_raised):
             self.failure_was_raised = self.failure_was_raised or not repeat_failure
             raise failure
-
-    def write_at_exit(self) -> None:
-        """Write the buffer of a store that was not closed before the program ends. Report one that was lost, if no call
-        has done so."""
-        # The log decides, not the store: a `close` that was interrupted may have left a buffer.
-        log = self.log
-        if log is None or self.is_forked or (log.is_closed and self.failure is None):
-            return
-        # Later writes, for example by other functions that run at exit, cannot rely on a thread any more.
-        log.write_at_once()
-        failure: OpslogError | None = None
-        try:
-            try:
-                log.flush()
-            except OpslogError:
-                raise
-            except BaseException:
-                log.flush()  # an interrupt came into the first
-                raise
-        except OpslogError as error:
-            failure = error
-        finally:
-            self._report_at_exit(log, failure or self.failure)
-
-    def _report_at_exit(self, log: LogWriter, failure: OpslogError | None) -> None:
-        if failure is None and log.is_settled:
-            warnings.warn(f"unclosed {self!r}: its buffer was written at exit; close it", ResourceWarning, stacklevel=1)
-        elif not (self.failure_was_raised and log.is_closed):
-            # No caller is left to get the error; one that got it but did not close the store may have been cancelled. A
-            # warning is shown without any configuration.
-            why = failure or "writing them was interrupted"
-            lost = f"the program ended, and buffered commits of {self.backend.url} may be lost: {why}"
-            logger("log").error(lost)
-            warnings.warn(lost, RuntimeWarning, stacklevel=1)
 
     def __repr__(self) -> str:
         from opslog.replica.description import describe

@@ -12,6 +12,7 @@ import pytest
 
 import opslog
 from opslog.backends.memory import MemoryAppender
+from opslog.replica.at_exit import write_buffer
 from opslog.store import replica_of
 from tests.interrupts.places import Place, at_places
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
@@ -23,7 +24,7 @@ _numbers = itertools.count()
 
 def _exit(store: Store) -> None:
     """Ends the program as it ends after the second exception."""
-    replica_of(store).write_at_exit()
+    write_buffer(replica_of(store))
     failure = replica_of(store).failure
     if failure is not None:  # it was logged
         raise failure

@@ -13,6 +13,7 @@ import opslog
 from opslog.backends import posix
 from opslog.format.torn import joined
 from opslog.log import writer
+from opslog.replica.at_exit import write_buffer
 from opslog.store import replica_of
 from tests.support.faults import stored
 
@@ -69,7 +70,7 @@ def test_an_interrupt_while_the_end_of_the_program_writes_the_buffer(
 
     monkeypatch.setattr(writer, "joined", interrupted)
     with pytest.warns(ResourceWarning if times == 1 else RuntimeWarning), pytest.raises(KeyboardInterrupt):
-        replica_of(store).write_at_exit()
+        write_buffer(replica_of(store))
     assert stored(tmp_path) == ({"new": {}, "newer": {}} if times == 1 else {})
     store.close()
 
@@ -92,9 +93,9 @@ def test_a_buffer_that_close_could_not_write_is_reported_by_the_next_close(
             store.close()
     lost = r"buffer of agent 'a' is not in the log \(commits: 2\)"
     with pytest.warns(RuntimeWarning, match=lost):
-        replica_of(store).write_at_exit()
+        write_buffer(replica_of(store))
     with pytest.raises(opslog.WriteFailedError, match=lost):
         store.close()
     store.close()
-    replica_of(store).write_at_exit()
+    write_buffer(replica_of(store))
     assert stored(tmp_path) == {"old": {}}
