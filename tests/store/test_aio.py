@@ -251,7 +251,6 @@ async def test_close_says_what_was_not_written_though_a_cancelled_call_got_the_e
         write_buffer(replica_of(store))  # at the end of a program that does not close the store
     with pytest.raises(opslog.WriteFailedError, match="the disk is full"):
         await store.close()
-    write_buffer(replica_of(store))  # no warning: it was raised
 
 
 @in_a_loop
@@ -280,6 +279,19 @@ async def test_a_close_that_is_cancelled_twice_is_reported_at_the_end_of_the_pro
     await asyncio.get_running_loop().shutdown_default_executor()  # when the thread that closes has ended
     with pytest.warns(RuntimeWarning, match="the disk is full"):
         write_buffer(replica_of(store))
+
+
+@in_a_loop
+async def test_what_close_has_raised_is_not_reported_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: FsAppender, data: bytes) -> None:
+        raise opslog.WriteFailedError("the disk is full")
+
+    store = await opslog.aio.open(tmp_path, agent="a", durability="buffered", buffer_seconds=3600)
+    monkeypatch.setattr(FsAppender, "append", refuse)
+    await store.set("a", {})
+    with pytest.raises(opslog.WriteFailedError, match="the disk is full"):
+        await store.close()
+    write_buffer(replica_of(store))  # at the end of the program: a warning would be an error
 
 
 @in_a_loop
