@@ -111,14 +111,13 @@ class Waiting(Generic[T, R]):
         return None if self.error is not None or self.transaction is None else self.transaction.commit
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note the outcome, and wake the caller."""
-        if self.done:
-            return
-        if self.transaction is not None:
-            self.transaction.end()
-        if error is not None:
-            self.error = error
-        self.done = True
+        """Note the outcome, unless there is one already, and wake the caller. Call it again if it was interrupted."""
+        if not self.done:
+            if self.transaction is not None:
+                self.transaction.end()
+            if error is not None:
+                self.error = error
+            self.done = True
         wake(self)
         self.notify()
 
@@ -133,6 +132,28 @@ class Waiting(Generic[T, R]):
         return self.result  # type: ignore[return-value]  # None is a result, too
 
 
+class _Group(Generic[T]):
+    """Transactions that are decided together.
+
+    :ivar leader: the transaction of the thread that decides them; None if that thread has none of its own.
+    :ivar waiting: those that have not ended yet, in the order in which they came.
+    :ivar decided: those of them whose outcome depends on the next append.
+    :ivar appending: those of them whose lines are being appended, or may be appended already.
+    :ivar has_happened: whether that append has succeeded.
+    :ivar views: what they have read.
+    :ivar error: the exception that ended the deciding.
+    """
+
+    def __init__(self, leader: Waiting[T, Any] | None) -> None:
+        self.leader = leader
+        self.waiting: list[Waiting[T, Any]] = []
+        self.decided: list[Waiting[T, Any]] = []
+        self.appending: list[Waiting[T, Any]] = []
+        self.has_happened = False
+        self.views: list[View] = []
+        self.error: BaseException | None = None
+
+
 class Deciding(Generic[T]):
     """Decides the transactions of one open store. Safe to use from many threads."""
 
@@ -142,14 +163,8 @@ class Deciding(Generic[T]):
         self._alone = Section()
         self._queueing = Queueing(replica.backend, replica.environment)
         self._queue: deque[Waiting[T, Any]] = deque()
-        # The group under way, and whether its append is under way.
-        self._group: list[Waiting[T, Any]] = []
-        self._is_appending = False
-        # The transactions whose outcome depends on that append, and whether it has happened.
-        self._decided: list[Waiting[T, Any]] = []
-        self._has_happened = False
-        # The views that they read.
-        self._views: list[View] = []
+        # The group under way. An interrupted call leaves it here, and the next call settles it.
+        self._group: _Group[T] | None = None
         # The lines of the last append.
         self._lines: list[bytes] = []
         # Per agent, the clock up to which its log is known to be durable.
@@ -260,6 +275,7 @@ class Deciding(Generic[T]):
         self._alone.run(self._abandon)
 
     def _abandon(self) -> None:
+        self._settle()
         while queued := tuple(self._queue):
             for waiting in queued:  # each is removed after its end, or an interrupt in between would lose it
                 waiting.end(ClosedError("this store was closed meanwhile, and nothing was written"))
@@ -277,65 +293,78 @@ class Deciding(Generic[T]):
             self._decide_group(waiting)
 
     def _decide_queued(self) -> None:
-        while self._queue:
+        while self._queue or self._group is not None:
             self._decide_group(None)
 
     def _decide_group(self, leader: Waiting[T, Any] | None) -> None:
-        group: list[Waiting[T, Any]] = []
-        self._group = group
-        self._is_appending = self._has_happened = False
+        self._settle()
+        group = self._group = _Group(leader)
         try:
             with suppress(IndexError):  # one call, so that no interrupt comes while a transaction is in neither list
-                group.extend(iter(self._queue.popleft, None))
+                group.waiting.extend(iter(self._queue.popleft, None))
             self._flush()
-            while remaining := [waiting for waiting in group if not waiting.done]:
+            while remaining := [waiting for waiting in group.waiting if not waiting.done]:
                 with self._queueing.place(), suppress(_Again):
-                    self._attempt(remaining)
+                    self._attempt(group, remaining)
+            group.waiting.clear()
         except OpslogError as error:
-            for waiting in group:
-                waiting.end(copy(error))
+            group.error = error
         except BaseException as error:
-            self._interrupt(group, leader, error)
+            group.error = error
             raise
         finally:
-            for view in self._views:
-                self._release(view)
-            self._group, self._decided, self._views = [], [], []
+            self._settle()
 
     def _flush(self) -> None:
         if self._replica.is_buffered:
             self._replica.flush()
 
-    def _interrupt(self, group: list[Waiting[T, Any]], leader: Waiting[T, Any] | None, error: BaseException) -> None:
-        """The leading thread was interrupted. The other transactions of the group are queued again. But if it leads for
-        no transaction of its own, all of them get the error, which nobody would see otherwise."""
-        if self._has_happened:
-            self._replica.invalidate()  # otherwise, durable commits might be missing in memory
-            for waiting in self._decided:
-                waiting.end()
-        for waiting in reversed(group):
-            if waiting.done:
-                continue
-            if self._is_appending and waiting.commit is not None:
-                waiting.end(CommitUnknownError("the append of this transaction was interrupted: check what is there"))
-            elif leader is None:
-                waiting.end(copy(error))
-            elif waiting is not leader:
-                waiting.forget()
-                self._queue.appendleft(waiting)
+    def _settle(self) -> None:
+        """End the transactions of the group under way, if its deciding is over, or queue them again.
 
-    def _attempt(self, group: list[Waiting[T, Any]]) -> None:
-        """Decide a group on the current state, and append what it writes. Some of it may remain to be decided."""
-        self._is_appending = self._has_happened = False
+        If an exception interrupted the thread that decides, that thread gets it, and the other transactions are queued
+        again. But if that thread has no transaction of its own, all of them get the exception, which nobody would see
+        otherwise. A second exception may interrupt this, and then the next call completes it.
+        """
+        group = self._group
+        if group is None:
+            return
+        if group.waiting and group.has_happened:
+            self._replica.invalidate()  # otherwise, durable commits might be missing in memory
+            for waiting in group.decided:
+                waiting.end()
+        while group.waiting:
+            self._settle_last(group)
+            group.waiting.pop()  # after it has ended or is queued: an interrupt in between would lose it
+        while group.views:
+            self._release(group.views[-1])
+            group.views.pop()
+        self._group = None
+
+    def _settle_last(self, group: _Group[T]) -> None:
+        waiting = group.waiting[-1]
+        if waiting.done:
+            waiting.end()
+        elif waiting in group.appending:
+            waiting.end(CommitUnknownError("the append of this transaction was interrupted: check what is there"))
+        elif group.error is not None and (group.leader is None or isinstance(group.error, OpslogError)):
+            waiting.end(copy(group.error))
+        elif waiting is not group.leader and waiting not in self._queue:
+            waiting.forget()
+            self._queue.appendleft(waiting)
+
+    def _attempt(self, group: _Group[T], remaining: list[Waiting[T, Any]]) -> None:
+        """Decide what remains of a group on the current state, and append what it writes. Some of it may remain to be
+        decided again."""
+        group.decided, group.appending, group.has_happened = [], [], False
         self._replica.read_logs()
         self._replica.check_own_log()  # no refresh reads it
         view = self._replica.freeze()
-        self._views.append(view)
+        group.views.append(view)
         try:
             overlay = Overlay()
-            decided: list[Waiting[T, Any]] = []
-            self._decided = decided
-            for waiting in group:
+            decided = group.decided
+            for waiting in remaining:
                 sight = Sight(self._replica, view, overlay, len(decided))
                 self._decide(waiting, sight)
                 transaction = waiting.transaction
@@ -350,15 +379,15 @@ class Deciding(Generic[T]):
             commits = [waiting.commit for waiting in decided]
             writers = [commit for commit in commits if commit is not None]
             self._make_durable(decided, view, appends=bool(writers))
-            if not writers or self._append(decided, commits, view):
+            if not writers or self._append(group, commits, view):
                 for waiting in decided:
                     waiting.end()
         finally:
             # Here, after all of them: a transaction that is decided again compares its old view with the new one.
-            in_use = [waiting.sight.view for waiting in group if waiting.sight is not None]
-            for view in [view for view in self._views if view not in in_use]:
+            in_use = [waiting.sight.view for waiting in remaining if waiting.sight is not None]
+            for view in [view for view in group.views if view not in in_use]:
                 self._release(view)
-                self._views.remove(view)
+                group.views.remove(view)
 
     def _decide(self, waiting: Waiting[T, Any], sight: Sight[T]) -> None:
         old = waiting.sight
@@ -421,13 +450,13 @@ class Deciding(Generic[T]):
                 self._replica.backend.persist([path])
         self._durable |= known
 
-    def _append(self, group: list[Waiting[T, Any]], commits: list[Commit | None], view: View) -> bool:
-        """Append what a group writes. Returns whether it is appended; if not, some of the group may remain to be
-        decided."""
-        writers = [waiting for waiting, commit in zip(group, commits, strict=True) if commit is not None]
+    def _append(self, group: _Group[T], commits: list[Commit | None], view: View) -> bool:
+        """Append what the decided transactions of a group write. Returns whether it is appended; if not, some of them
+        may remain to be decided."""
+        writers = [waiting for waiting, commit in zip(group.decided, commits, strict=True) if commit is not None]
         written = [commit for commit in commits if commit is not None]
         try:
-            return self._replica.between_refreshes(partial(self._append_at_end, writers, written, view))
+            return self._replica.between_refreshes(partial(self._append_at_end, group, writers, written, view))
         except WriteFailedError as error:
             in_log = self._partly(error.durable)
             if in_log:
@@ -445,14 +474,16 @@ class Deciding(Generic[T]):
             for waiting in writers:
                 waiting.end(None if happened else copy(error))
         except OpslogError as error:
-            if self._has_happened:
+            if group.has_happened:
                 self._replica.invalidate()  # loading again reads them from the log
             for waiting in writers:
-                waiting.end(None if self._has_happened else copy(error))
-        self._is_appending = False
+                waiting.end(None if group.has_happened else copy(error))
+        group.appending = []
         return False
 
-    def _append_at_end(self, writers: list[Waiting[T, Any]], commits: list[Commit], view: View) -> bool:
+    def _append_at_end(
+        self, group: _Group[T], writers: list[Waiting[T, Any]], commits: list[Commit], view: View
+    ) -> bool:
         before: Commit | None = None
         lines: list[bytes] = []
         for waiting, commit in zip(writers, commits, strict=True):
@@ -467,16 +498,16 @@ class Deciding(Generic[T]):
             before = commit
         data = b"".join(lines)
         self._lines = lines
-        self._is_appending = True
+        group.appending = writers
         end = self._log.append(data, view.end)
         if end is not None:
-            self._has_happened = True
+            group.has_happened = True
             end.clock = commits[-1].clock
             self._replica.take_own(commits, end)
             self._durable[TRANSACTIONS] = end.clock
             self._replica.appended(len(data) + (SEGMENT_COST if end.offset in (0, len(data)) else 0))
         else:
-            self._is_appending = False
+            group.appending = []
         return end is not None
 
     def _partly(self, durable: int) -> int:

@@ -1,9 +1,10 @@
-"""An exception comes while queued transactions are taken or given up. Each of them still ends: a caller in another
-thread waits for that."""
+"""Exceptions come while queued transactions are decided or given up. Each of them still ends: a caller in another thread
+waits for that."""
 
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -54,3 +55,35 @@ def test_every_queued_transaction_ends(call: str) -> None:
         if next(seen) <= number:
             break
     assert interrupted > 5
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_every_transaction_ends_after_a_second_interrupt(leads: bool) -> None:
+    """The second one comes while the transactions that the first one left undecided are queued again. Those that have
+    an error that says so are not in the store; the others are."""
+    pairs = 0
+    for first in itertools.count(1, 7):
+        for second in itertools.count(1, 3):
+            store, deciding = _opened()
+            waiting = [deciding.submit(partial(_set, id)) for id in ("x", "y", "z")]
+            seen, raised = itertools.count(1), 0
+
+            def at(place: Place, first: int = first, second: int = second, seen: itertools.count[int] = seen) -> None:
+                nonlocal raised
+                if place.where.startswith("opslog.replica.deciding.") and next(seen) in (first, first + second):
+                    raised += 1
+                    raise KeyboardInterrupt
+
+            with suppress(KeyboardInterrupt):
+                at_places(partial(deciding.run, partial(_set, "w")) if leads else deciding.decide_all, at, goes_on=True)
+            deciding.decide_all()
+            for each, id in zip(waiting, "xyz", strict=True):
+                assert each.done, (first, second, id)
+                assert isinstance(each.error, opslog.CommitUnknownError) or (id in store) == (each.error is None)
+            store.close()
+            pairs += raised == 2
+            if raised < 2:
+                break
+        if not raised:
+            break
+    assert pairs > 100

@@ -183,10 +183,8 @@ class Ledger:
                 attempt.decided = waiting
                 self._deciding[id(waiting)] = attempt
 
-        def noting_sent(
-            deciding: Deciding[Any], group: list[Waiting[Any, Any]], commits: list[Commit | None], view: View
-        ) -> bool:
-            for waiting, commit in zip(group, commits, strict=True):
+        def noting_sent(deciding: Deciding[Any], group: Any, commits: list[Commit | None], view: View) -> bool:
+            for waiting, commit in zip(group.decided, commits, strict=True):
                 attempt = self._deciding.get(id(waiting))
                 if attempt is not None and commit is not None:
                     attempt.sent.append(commit)

@@ -75,11 +75,9 @@ def _cut_at_the_end_of_now(self: Tail, backend: Backend, *arguments: Any) -> Com
 _input = Tail.input
 
 
-def _end_before_the_append(
-    self: Deciding[Any], group: list[Waiting[Any, Any]], commits: list[Commit | None], view: View
-) -> bool:
+def _end_before_the_append(self: Deciding[Any], group: Any, commits: list[Commit | None], view: View) -> bool:
     if any(commit is not None for commit in commits):
-        for waiting in group:
+        for waiting in group.decided:
             waiting.end()
     return _append(self, group, commits, view)
 
@@ -91,7 +89,7 @@ def _nothing(*arguments: object, **options: object) -> None:
     """Does nothing."""
 
 
-def _join_late(self: Deciding[Any], group: list[Waiting[Any, Any]]) -> None:
+def _join_late(self: Deciding[Any], group: Any, remaining: list[Waiting[Any, Any]]) -> None:
     """A caller that arrives while the group's refresh is under way still joins the group."""
     replica: Any = self._replica
     freeze = replica.freeze
@@ -100,13 +98,13 @@ def _join_late(self: Deciding[Any], group: list[Waiting[Any, Any]]) -> None:
         view: View = freeze()
         while self._queue:
             waiting = self._queue.popleft()
-            group.append(waiting)
-            self._group.append(waiting)
+            remaining.append(waiting)
+            group.waiting.append(waiting)
         return view
 
     replica.freeze = joined
     try:
-        _attempt(self, group)
+        _attempt(self, group, remaining)
     finally:
         del replica.freeze
 
