@@ -341,7 +341,7 @@ class AsyncStore(Generic[T]):
         return await _in_thread(self._store.undo)
 
     async def flush(self) -> None:
-        """Return when everything written so far is durable."""
+        """Return when everything written so far is durable. Errors as of `Store.flush`."""
         await _in_thread(self._store.flush)
 
     async def _commit(self, commit: Commit | None) -> None:
@@ -530,9 +530,11 @@ class AsyncStore(Generic[T]):
 
     def _close(self) -> None:
         # Nobody saw the error of a cancelled call, so close reports it again.
-        self._replica.close(repeat_failure=True)
-        self._writer.close()
-        self._decider.close()
+        try:
+            self._replica.close(repeat_failure=True)
+        finally:
+            self._writer.close()
+            self._decider.close()
 
     def __repr__(self) -> str:
         """As in `opslog.Store`; without a count if that may take a request, for which the event loop would wait."""

@@ -253,8 +253,8 @@ class Store(MutableMapping[str, T], Generic[T]):
     def flush(self) -> None:
         """Return when everything written so far is durable. This does nothing unless `durability="buffered"`.
 
-        :raises WriteFailedError: some commits are not in the log.
-        :raises CommitUnknownError: some commits may not be in the log.
+        :raises ReopenError: some commits are not in the log, or may not be in it, and the message says why. Close this
+            store and open it again.
         """
         self._replica.flush()
 

@@ -565,8 +565,12 @@ class Replica(Following, Generic[T]):
         try:
             if self.transactions is not None:
                 self.transactions.close()
-            if self.log is not None:
-                self.log.flush()
+            try:
+                if self.log is not None:
+                    self.log.flush()
+            except Exception:  # but Ctrl-C is not made to wait for a compaction
+                self.compaction.close()
+                raise
             self.compaction.close()
         finally:
             if self.log is not None:
