@@ -1,5 +1,5 @@
-"""Exceptions come while queued transactions are decided or given up. Each of them still ends: a caller in another thread
-waits for that."""
+"""Exceptions come while queued transactions are decided or given up. Each transaction still ends: a caller in another
+thread waits for that."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_queued_transaction_ends(call: str) -> None:
 def test_every_transaction_ends_after_a_second_interrupt(leads: bool) -> None:
     """The second one comes while the transactions that the first one left undecided are queued again. Those that have
     an error that says so are not in the store; the others are."""
-    pairs = 0
+    pairs = raised = 0
     for first in itertools.count(1, 7):
         for second in itertools.count(1, 3):
             store, deciding = _opened()

@@ -1,4 +1,4 @@
-"""Closing fails: that of a file after all important work is done, and that of a store whose buffer cannot be written."""
+"""Closing fails: of a file, after all important work is done, or of a store whose buffer cannot be written."""
 
 from __future__ import annotations
 
