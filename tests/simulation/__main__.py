@@ -8,6 +8,7 @@ python -m tests.simulation --breakages 200              the table of deliberate 
 from __future__ import annotations
 
 import argparse
+import secrets
 import sys
 import time
 
@@ -44,7 +45,7 @@ def main() -> int:
         for line in table(asked.breakages, EVERY):
             print(line, flush=True)
         return 0
-    first = asked.first if asked.first is not None else time.time_ns() // 1_000_000
+    first = asked.first if asked.first is not None else secrets.randbelow(10**12)
     print(f"simulating from seed {first} on, for {asked.minutes:g} minutes, in {asked.workers} processes", flush=True)
     started = time.monotonic()
     totals = simulate(first, 60 * asked.minutes, asked.workers)
