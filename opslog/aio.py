@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from opslog import opening
 from opslog.compaction.compact import Compaction, KeepHistory
-from opslog.concurrency.background import Worker
+from opslog.concurrency.loop_worker import LoopWorker
 from opslog.concurrency.soon import Soon
 from opslog.errors import ClosedError, OpslogError, SealedError, UsageError
 from opslog.format.commits import Commit, Set
@@ -138,15 +138,6 @@ def _close_opened(opened: asyncio.Future[Store[Any]]) -> None:
         opened.result().close()
 
 
-def _wakes(worker: Worker) -> bool:
-    """Wake a worker. If no thread can be started for it, or there is no memory to do so, this returns False, and the
-    caller has the work done elsewhere: tasks that wait for an answer come before all others."""
-    try:
-        return worker.wake()
-    except Exception:  # noqa: BLE001  (nobody would get it, and the tasks would wait for ever)
-        return False
-
-
 class AsyncStore(Generic[T]):
     """Like `opslog.Store`, with calls that are awaited. Made by `open`."""
 
@@ -156,15 +147,12 @@ class AsyncStore(Generic[T]):
         self._loop = asyncio.get_running_loop()
         # The tasks that wait until their commits are durable, in the order of the queue.
         self._waiting: deque[tuple[Pending, asyncio.Future[None]]] = deque()
-        self._writer = Worker("opslog-aio", self._write, what="writing for tasks", subject="aio")
-        self._decider = Worker(
-            "opslog-aio-decide", self._decide_all, what="deciding transactions for tasks", subject="aio"
+        self._writer = LoopWorker(self._loop, "opslog-aio", self._write, what="writing for tasks", in_pool=False)
+        self._decider = LoopWorker(
+            self._loop, "opslog-aio-decide", self._decide_all, what="deciding transactions for tasks", in_pool=True
         )
         # The tasks whose transactions have ended.
         self._ended: deque[asyncio.Future[None]] = deque()
-        # Not at once: the tasks that are ready now come first, and share an append.
-        self._wake_writer = Soon(self._loop.call_soon, self._loop.time, self._start_writing)
-        self._wake_decider = Soon(self._loop.call_soon, self._loop.time, self._start_deciding)
         self._wake_tasks = Soon(self._loop.call_soon_threadsafe, self._loop.time, self._wake_ended)
         # A lookup that may be a request to a server must not block the event loop.
         backend = self._replica.backend
@@ -296,20 +284,14 @@ class AsyncStore(Generic[T]):
         deciding = self._replica.deciding_of(call)
         waiter: asyncio.Future[None] = self._loop.create_future()
         waiting = deciding.submit(decide, attempts, partial(self._note_end, waiter))
-        self._wake_decider()
         try:
+            self._decider.wake()
             await waiter
-        except asyncio.CancelledError:
+        except BaseException:
+            waiting.is_cancelled = True
             deciding.cancel(waiting)
             raise
         return waiting.outcome()
-
-    def _start_deciding(self) -> None:
-        if not _wakes(self._decider):
-            try:
-                self._loop.run_in_executor(None, self._decide_all)
-            except Exception:  # noqa: BLE001  (as in `_wakes`)
-                self._decide_all()
 
     def _note_end(self, waiter: asyncio.Future[None]) -> None:
         """In the thread that decides: have the event loop wake a task whose transaction has ended, and those of its
@@ -385,12 +367,8 @@ class AsyncStore(Generic[T]):
         """Has a result when the outcome of what was queued is known."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((pending, waiter))
-        self._wake_writer()
+        self._writer.wake()
         return waiter
-
-    def _start_writing(self) -> None:
-        if not _wakes(self._writer):
-            self._write()
 
     def _write(self) -> None:
         """In the writer's thread: write what is queued, and wake those who wait for it."""
@@ -517,9 +495,8 @@ class AsyncStore(Generic[T]):
             try:
                 await asyncio.shield(closing)
             except asyncio.CancelledError:
-                await (
-                    closing
-                )  # also if cancelled: queued commits belong to their callers, and the name must become free
+                # Queued commits belong to their callers, and the name must become free.
+                await closing
                 raise
         except OpslogError:
             self._replica.failure_was_raised = True  # not in the thread: the caller may be cancelled once more
@@ -533,8 +510,18 @@ class AsyncStore(Generic[T]):
         try:
             self._replica.close(repeat_failure=True)
         finally:
+            if self._replica.is_closed:  # otherwise it failed before it began, and the threads have to go on
+                self._end_threads()
+
+    def _end_threads(self) -> None:
+        try:
+            if (deciding := self._replica.transactions) is not None:
+                deciding.close()  # again, since an exception may have ended it early: no thread decides from here on
+        finally:
             self._writer.close()
             self._decider.close()
+            with suppress(RuntimeError):  # the event loop was closed, and nobody waits any more
+                self._loop.call_soon_threadsafe(self._wake_waiters)
 
     def __repr__(self) -> str:
         """As in `opslog.Store`; without a count if that may take a request, for which the event loop would wait."""

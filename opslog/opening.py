@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from opslog.backends import Appender, open_backend
+from opslog.backends import Appender, Backend, open_backend
 from opslog.compaction.automatic import COMPACT_AFTER
 from opslog.environment import REAL, Environment
 from opslog.errors import UsageError
@@ -152,10 +152,17 @@ def open(
         replica.as_of = as_of
         return Store(replica)
     except BaseException:
-        if appender is not None:
-            appender.close()
-        backend.close()
+        try:
+            _give_back(appender, backend)
+        finally:
+            _give_back(appender, backend)  # again, since a second exception may have ended the first one
         raise
+
+
+def _give_back(appender: Appender | None, backend: Backend) -> None:
+    if appender is not None:
+        appender.close()
+    backend.close()
 
 
 # The functions below import what few programs need where they use it, so that others need not wait.

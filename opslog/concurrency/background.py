@@ -14,7 +14,7 @@ from opslog.concurrency.locking import Bell
 from opslog.errors import OpslogError
 from opslog.logs import logger
 
-_RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 _RETRY_SECONDS_MAX = 3600.0
 
 
@@ -38,7 +38,7 @@ class Worker:
         what: str,
         subject: str = "background",
         delay_seconds: float = 0.0,
-        retry_seconds: float = _RETRY_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._name = name
         self._work = work

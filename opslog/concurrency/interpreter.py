@@ -21,26 +21,31 @@ _NEW_OBJECTS = 20_000
 
 
 class _SwitchInterval:
-    """The interval, which is one for the whole process."""
+    """The interval, which is one for the whole process. An exception may interrupt any of this."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may find its own thread in here
-        self._users = 0
-        self._before = self._ours = 0.0
+        self._users: frozenset[object] = frozenset()
+        # The interval that was found; None if it has not been shortened.
+        self._before: float | None = None
 
-    def shorten(self) -> None:
+    def shorten(self, user: object) -> None:
         with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._before = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._before, _SECONDS))
-                self._ours = sys.getswitchinterval()
+            self._users = self._users | {user}
+            if self._before is None:
+                found = sys.getswitchinterval()
+                if found > _SECONDS:
+                    self._before = found
+                    sys.setswitchinterval(_SECONDS)
 
-    def put_back(self) -> None:
+    def put_back(self, user: object) -> None:
+        """Call it again if it was interrupted."""
         with self._lock:
-            self._users -= 1
-            if not self._users and sys.getswitchinterval() == self._ours:  # otherwise other code has set it meanwhile
-                sys.setswitchinterval(self._before)
+            self._users = self._users - {user}
+            if self._before is not None and not self._users:
+                if sys.getswitchinterval() == _SECONDS:  # otherwise other code has set it meanwhile
+                    sys.setswitchinterval(self._before)
+                self._before = None
 
 
 _INTERVAL = _SwitchInterval()
@@ -53,11 +58,15 @@ def short_switch_interval() -> Iterator[None]:
     The interval belongs to the whole process. A program that has set a shorter one keeps it. The last block to end
     restores the value that the first one found, unless other code has set another one since.
     """
-    _INTERVAL.shorten()
+    user = object()
     try:
+        _INTERVAL.shorten(user)
         yield
     finally:
-        _INTERVAL.put_back()
+        try:
+            _INTERVAL.put_back(user)
+        finally:
+            _INTERVAL.put_back(user)  # again, since an exception may have ended the first one
 
 
 @contextmanager

@@ -92,13 +92,14 @@ class Waiting(Generic[T, R]):
     """A transaction that waits for its decision.
 
     :ivar done: whether its outcome is known: `result`, or `error`.
+    :ivar is_cancelled: whether its caller has left.
     """
 
     def __init__(self, decide: Callable[[Transaction[T]], R], attempts: int | None, notify: Callable[[], None]) -> None:
         self.decide = decide
         self.attempts = attempts
         self.notify = notify
-        self.done = False
+        self.done = self.is_cancelled = False
         self.result: R | None = None
         self.error: BaseException | None = None
         self.transaction: Transaction[T] | None = None
@@ -141,7 +142,8 @@ class _Group(Generic[T]):
     :ivar appending: those of them whose lines are being appended, or may be appended already.
     :ivar has_happened: whether that append has succeeded.
     :ivar views: what they have read.
-    :ivar error: the exception that ended the deciding.
+    :ivar error: how those end that have no other outcome; None: they are queued again. A copy: the traceback of the
+        exception itself leads back to the group, so that nobody would free what it holds, such as a lock.
     """
 
     def __init__(self, leader: Waiting[T, Any] | None) -> None:
@@ -186,6 +188,7 @@ class Deciding(Generic[T]):
                 else:
                     sleep(waiting)
         except BaseException:
+            waiting.is_cancelled = True  # here, since a second exception may come before anything is called
             self.cancel(waiting)
             raise
         finally:
@@ -241,13 +244,17 @@ class Deciding(Generic[T]):
         self._replica.check_may_wait()
         self.check_entry()
         waiting = Waiting(decide, attempts, notify)
-        self._queue.append(waiting)
         try:
+            self._queue.append(waiting)
             self._replica.check_open()
         except OpslogError:
             # Closed in between. `close` may have ended what was queued before this, and then nobody would decide it.
-            if self.cancel(waiting):
+            if self._dequeue(waiting):
                 raise
+        except BaseException:
+            waiting.is_cancelled = True
+            self.cancel(waiting)
+            raise
         return waiting
 
     def check_entry(self) -> None:
@@ -258,7 +265,12 @@ class Deciding(Generic[T]):
         if self._alone.holder == threading.get_ident():
             raise reentered()
 
-    def cancel(self, waiting: Waiting[T, Any]) -> bool:
+    def cancel(self, waiting: Waiting[T, Any]) -> None:
+        """The caller of a transaction leaves. It does not happen any more, unless it is being decided just now."""
+        waiting.is_cancelled = True
+        self._dequeue(waiting)
+
+    def _dequeue(self, waiting: Waiting[T, Any]) -> bool:
         """Remove a transaction from the queue. Returns False if it is not there: it is being decided, or has ended."""
         try:
             self._queue.remove(waiting)
@@ -279,7 +291,7 @@ class Deciding(Generic[T]):
         while queued := tuple(self._queue):
             for waiting in queued:  # each is removed after its end, or an interrupt in between would lose it
                 waiting.end(ClosedError("this store was closed meanwhile, and nothing was written"))
-                self.cancel(waiting)
+                self._dequeue(waiting)
 
     def _wake_next(self) -> None:
         """Wake a caller that came meanwhile: it sleeps, and no other thread decides for it."""
@@ -300,17 +312,19 @@ class Deciding(Generic[T]):
         self._settle()
         group = self._group = _Group(leader)
         try:
-            with suppress(IndexError):  # one call, so that no interrupt comes while a transaction is in neither list
-                group.waiting.extend(iter(self._queue.popleft, None))
+            group.waiting = list(self._queue)  # a copy first: each is in one of the two lists at any time, or in both
+            for waiting in group.waiting:
+                self._dequeue(waiting)
             self._flush()
-            while remaining := [waiting for waiting in group.waiting if not waiting.done]:
+            while remaining := [waiting for waiting in group.waiting if not (waiting.done or waiting.is_cancelled)]:
                 with self._queueing.place(), suppress(_Again):
                     self._attempt(group, remaining)
             group.waiting.clear()
         except OpslogError as error:
-            group.error = error
+            group.error = _copied(error)
         except BaseException as error:
-            group.error = error
+            if leader is None:
+                group.error = _copied(error)
             raise
         finally:
             self._settle()
@@ -329,9 +343,9 @@ class Deciding(Generic[T]):
         group = self._group
         if group is None:
             return
-        if group.waiting and group.has_happened:
+        if group.waiting and group.appending:
             self._replica.invalidate()  # otherwise, durable commits might be missing in memory
-            for waiting in group.decided:
+            for waiting in group.decided if group.has_happened else ():
                 waiting.end()
         while group.waiting:
             self._settle_last(group)
@@ -347,9 +361,9 @@ class Deciding(Generic[T]):
             waiting.end()
         elif waiting in group.appending:
             waiting.end(CommitUnknownError("the append of this transaction was interrupted: check what is there"))
-        elif group.error is not None and (group.leader is None or isinstance(group.error, OpslogError)):
-            waiting.end(copy(group.error))
-        elif waiting is not group.leader and waiting not in self._queue:
+        elif group.error is not None:
+            waiting.end(_copied(group.error))
+        elif waiting is not group.leader and not waiting.is_cancelled and waiting not in self._queue:
             waiting.forget()
             self._queue.appendleft(waiting)
 
@@ -471,6 +485,8 @@ class Deciding(Generic[T]):
             happened = False
             with suppress(OpslogError), self._replica.unreported():  # then it stays unknown
                 happened = not self._replica.backend.segments_grow and self._is_there(written[0])
+            if not happened:
+                self._replica.invalidate()  # otherwise, commits that turn out to be durable might be missing in memory
             for waiting in writers:
                 waiting.end(None if happened else copy(error))
         except OpslogError as error:
@@ -531,6 +547,14 @@ class Deciding(Generic[T]):
             return any(record is not None and record.tx == commit.tx for record in found)
         finally:
             self._release(view)
+
+
+def _copied(error: BaseException) -> BaseException:
+    """A copy of an exception; the exception itself if its class cannot be copied."""
+    try:
+        return copy(error)
+    except Exception:  # noqa: BLE001  (of a class of others, whose constructor may take anything)
+        return error
 
 
 def _changed(waiting: Waiting[T, Any], old: Sight[T], now: Sight[T]) -> str | None:

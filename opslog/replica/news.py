@@ -80,5 +80,6 @@ class News:
                 taken, self._waiting = self._waiting, rest
             return [commit for commit in taken if commit is not GAP]
         except BaseException:
-            self._waiting.extendleft(reversed(taken))
+            with self._lock:
+                self._waiting = taken + self._waiting  # in one step: a second exception must not come in between
             raise

@@ -563,9 +563,9 @@ class Replica(Following, Generic[T]):
             self.transactions.check_entry()
         self.is_closed = True
         try:
-            if self.transactions is not None:
-                self.transactions.close()
             try:
+                if self.transactions is not None:
+                    self.transactions.close()
                 if self.log is not None:
                     self.log.flush()
             except Exception:  # but Ctrl-C is not made to wait for a compaction

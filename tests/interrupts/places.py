@@ -72,6 +72,14 @@ def at_places(call: Callable[[], T], handler: Handler, kind: Kind = "after", *, 
         places.end()
 
 
+def is_finalizing() -> bool:
+    """Whether a handler was called while Python frees an object. Python drops exceptions that come then."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
 def at_each(
     call: Callable[[int], Callable[[], T]], handler: Callable[[], None], stride: int = 1
 ) -> Iterator[tuple[Place, T | Exception]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,6 +15,7 @@ from opslog.replica.deciding import Deciding
 from opslog.replica.transaction import Transaction
 from opslog.store import replica_of
 from tests.interrupts.places import Place, at_places
+from tests.support import bucket  # noqa: F401  (stores at bucket://)
 
 _numbers = itertools.count()
 
@@ -24,7 +25,7 @@ def _set(id: str, transaction: Transaction[dict[str, Any]]) -> None:
 
 
 def _opened() -> tuple[opslog.Store[dict[str, Any]], Deciding[dict[str, Any]]]:
-    store: opslog.Store[dict[str, Any]] = opslog.open(f"memory://deciding-{next(_numbers)}", agent="a")
+    store: opslog.Store[dict[str, Any]] = opslog.open(f"memory://undecided-{next(_numbers)}", agent="a")
     deciding = replica_of(store).transactions
     assert deciding is not None
     return store, deciding
@@ -87,3 +88,98 @@ def test_every_transaction_ends_after_a_second_interrupt(leads: bool) -> None:
         if not raised:
             break
     assert pairs > 100
+
+
+@pytest.mark.parametrize("scheme", ["memory", "bucket"])
+@pytest.mark.parametrize("then", ["create another", "set the same"])
+def test_an_interrupted_call_has_happened_or_never_will(scheme: str, then: str) -> None:
+    """If it has, later writes of its caller count as later, although it is unknown to the caller."""
+    for number in itertools.count(1, 3):
+        url = f"{scheme}://interrupted-{then}-{number}".replace(" ", "-")
+        seen, raised = itertools.count(1), False
+
+        def at(place: Place, number: int = number, seen: itertools.count[int] = seen) -> None:
+            nonlocal raised
+            if place.where.startswith(("opslog.replica.", "opslog.log.shared.")) and next(seen) == number:
+                raised = True
+                raise KeyboardInterrupt
+
+        with opslog.open(url, agent="a", compact_after=None) as store:
+            store["old"] = {}
+            with suppress(KeyboardInterrupt):
+                at_places(partial(store.create, "x", {"n": 1}), at)
+            with opslog.open(url, read_only=True) as fresh:
+                before = "x" in fresh
+            if then == "set the same":
+                store["x"] = {"n": 2}
+            else:
+                store.create("another", {})
+            with opslog.open(url, read_only=True) as fresh:
+                assert ("x" in fresh) == (before or then == "set the same"), number
+                assert dict(fresh.items()) == dict(store.items()), number
+                assert then == "create another" or fresh["x"] == {"n": 2}, number
+        if not raised:
+            break
+    assert number > 100
+
+
+def test_a_transaction_whose_caller_has_left_is_not_decided_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, deciding = _opened()
+
+    def leave(transaction: Transaction[dict[str, Any]]) -> None:
+        transaction.set("x", {})
+        deciding.cancel(waiting)
+
+    waiting = deciding.submit(leave)
+    with monkeypatch.context() as patch:
+        patch.setattr(deciding, "_make_durable", _no_memory)
+        with pytest.raises(MemoryError):
+            deciding.run(partial(_set, "w"))
+    deciding.decide_all()
+    store.create("y", {})
+    assert sorted(store) == ["y"]
+
+
+def test_an_exception_that_cannot_be_copied_ends_one_group_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OddError(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(one)
+
+    def fail() -> NoReturn:
+        raise OddError(1, 2)
+
+    store, deciding = _opened()
+    waiting = [deciding.submit(partial(_set, id)) for id in ("x", "y")]
+    with monkeypatch.context() as patch:
+        patch.setattr(replica_of(store), "read_logs", fail)
+        with pytest.raises(OddError):
+            deciding.decide_all()
+    assert all(isinstance(each.error, OddError) for each in waiting)
+    store.create("z", {})
+    store.close()
+    assert not {"x", "y"} & {*opslog.open(replica_of(store).backend.url, read_only=True)}
+
+
+def test_no_transaction_is_lost_where_memory_ends() -> None:
+    """In a list, for example, that cannot grow."""
+    memory = pytest.importorskip("_testcapi", reason="this Python has no module for tests of itself")
+    failed = 0
+    for start in range(60):
+        store, deciding = _opened()
+        waiting = [deciding.submit(partial(_set, f"{number}")) for number in range(40)]
+        try:
+            memory.set_nomemory(start, start + 1)
+            try:
+                deciding.decide_all()
+            finally:
+                memory.remove_mem_hooks()
+        except MemoryError:
+            failed += 1
+        deciding.decide_all()
+        assert all(each.done for each in waiting), start
+        store.close()
+    assert failed > 5
+
+
+def _no_memory(*_: object, **__: object) -> NoReturn:
+    raise MemoryError

@@ -30,8 +30,10 @@ EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
 
 @contextmanager
 def resources() -> Iterator[list[str]]:
-    """Yields a list. After the block it has the threads and descriptors that were not there before."""
+    """Yields a list. After the block it has the threads and descriptors that were not there before, and says whether
+    the interpreter switches between threads in another interval."""
     left: list[str] = []
+    interval = sys.getswitchinterval()
     before = _descriptors(), set(threading.enumerate())
     yield left
     for thread in set(threading.enumerate()) - before[1]:
@@ -42,6 +44,9 @@ def resources() -> Iterator[list[str]]:
     if set(_descriptors()) - set(before[0]):
         gc.collect()
         left += sorted(set(_descriptors()) - set(before[0]))
+    if sys.getswitchinterval() != interval:
+        left.append(f"switch interval {sys.getswitchinterval()}")
+        sys.setswitchinterval(interval)
 
 
 def _descriptors() -> list[str]:
