@@ -31,13 +31,14 @@ def pairs(
     :param first: names, of modules for example, at whose places the first exception comes.
     :param second: likewise for the second one, at the next `after` of these places.
     """
+    seen = [0, 0]  # how many places of the first and of the second kind, in the last call
     for number in itertools.count(1, stride):
         for later in range(1, after + 1):
             name = f"second-{next(_numbers)}"
             prepared = call(name)
-            seen = [0, 0]
+            seen[:] = 0, 0
 
-            def at(place: Place, number: int = number, later: int = later, seen: list[int] = seen) -> None:
+            def at(place: Place, number: int = number, later: int = later) -> None:
                 stage = seen[0] >= number
                 if place.where.startswith(second if stage else first) and not is_finalizing():
                     seen[stage] += 1

@@ -137,13 +137,17 @@ def test_an_asyncio_close_that_was_interrupted_ends_queued_transactions(tmp_path
         assert deciding is not None
         real = store._close
 
+        def wake() -> None:
+            if len(deciding._queue) == 3:
+                queued.set()
+
         def closing() -> None:
             queued.wait(30)
             at_places(real, at)
 
         queued = threading.Event()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store._decider, "wake", lambda: len(deciding._queue) == 3 and queued.set())
+            patch.setattr(store._decider, "wake", wake)
             patch.setattr(store, "_close", closing)
             ended = asyncio.create_task(store.close())
             tasks += [asyncio.create_task(store.create(f"{number}", {})) for number in range(3)]
