@@ -50,6 +50,7 @@ def test_a_close_whose_flush_fails_ends_automatic_compaction(tmp_path: Path, mon
     def fail(log: LogWriter) -> NoReturn:
         raise MemoryError
 
+    others = set(threading.enumerate())
     store: opslog.Store[dict[str, int]] = opslog.open(tmp_path, agent="a", durability="buffered")
     store["x"] = {"v": 1}
     worker = replica_of(store).compaction._worker
@@ -59,7 +60,7 @@ def test_a_close_whose_flush_fails_ends_automatic_compaction(tmp_path: Path, mon
         patch.setattr(LogWriter, "flush", fail)
         with pytest.raises(MemoryError):
             store.close()
-    assert _threads("opslog-compact") == []
+    assert _threads(others) == []
     with opslog.open(tmp_path, read_only=True) as fresh:
         assert dict(fresh.items()) == {"x": {"v": 1}}
 
@@ -71,15 +72,16 @@ def test_an_asyncio_close_that_reports_a_lost_buffer_ends_its_threads(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def close() -> list[str]:
+        others = set(threading.enumerate())
         store = await opslog.aio.open(tmp_path, agent="a", durability="buffered", buffer_seconds=3600)
         await store.create("x", {"v": 1})
         await store.set("y", {"v": 1})
-        assert _threads("opslog-aio")
+        assert _threads(others)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
             with pytest.raises(opslog.WriteFailedError, match="free some space"):
                 await store.close()
-        return _threads("opslog-aio")
+        return _threads(others)
 
     assert asyncio.run(close()) == []
 
@@ -88,6 +90,7 @@ def test_a_close_that_cannot_begin_leaves_an_asyncio_store_open(tmp_path: Path) 
     """With the threads that its tasks need."""
 
     async def close(number: int) -> bool:
+        others = set(threading.enumerate())
         store = await opslog.aio.open(tmp_path / f"{number}", agent="a", compact_after=None)
         await store.set("x", {})
         await store.create("y", {})
@@ -108,7 +111,7 @@ def test_a_close_that_cannot_begin_leaves_an_asyncio_store_open(tmp_path: Path) 
             with suppress(opslog.ClosedError):
                 await asyncio.wait_for(call, 30)
         await store.close()
-        assert _threads("opslog-") == []
+        assert _threads(others) == []
         return came
 
     number = 1
@@ -204,5 +207,6 @@ def test_a_set_ends_whose_commit_is_written_by_a_close_that_was_cancelled_twice(
     asyncio.run(cancel())
 
 
-def _threads(name: str) -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(name)]
+def _threads(others: set[threading.Thread]) -> list[str]:
+    """The names of the threads of stores, without those that were there before."""
+    return [thread.name for thread in set(threading.enumerate()) - others if thread.name.startswith("opslog-")]
