@@ -125,7 +125,6 @@ def test_an_asyncio_close_that_was_interrupted_ends_queued_transactions(tmp_path
 
     async def close(number: int) -> bool:
         store = await opslog.aio.open(tmp_path / f"{number}", agent="a", compact_after=None)
-        await store.create("y", {})
         tasks: list[asyncio.Task[None]] = []
         seen = 0
 
@@ -145,7 +144,7 @@ def test_an_asyncio_close_that_was_interrupted_ends_queued_transactions(tmp_path
                 queued.set()
 
         def closing() -> None:
-            queued.wait(30)
+            assert queued.wait(30)
             at_places(real, at)
 
         queued = threading.Event()
