@@ -92,7 +92,8 @@ class Waiting(Generic[T, R]):
     """A transaction that waits for its decision.
 
     :ivar done: whether its outcome is known: `result`, or `error`.
-    :ivar is_cancelled: whether its caller has left.
+    :ivar is_cancelled: whether its caller has left. The caller notes that itself before it calls `Deciding.cancel`: a
+        second exception may keep it from making that call.
     """
 
     def __init__(self, decide: Callable[[Transaction[T]], R], attempts: int | None, notify: Callable[[], None]) -> None:
@@ -137,7 +138,7 @@ class _Group(Generic[T]):
     """Transactions that are decided together.
 
     :ivar leader: the transaction of the thread that decides them; None if that thread has none of its own.
-    :ivar waiting: those that have not ended yet, in the order in which they came.
+    :ivar waiting: all of them, in the order in which they came, until they are settled.
     :ivar decided: those of them whose outcome depends on the next append.
     :ivar appending: those of them whose lines are being appended, or may be appended already.
     :ivar has_happened: whether that append has succeeded.
@@ -188,7 +189,7 @@ class Deciding(Generic[T]):
                 else:
                     sleep(waiting)
         except BaseException:
-            waiting.is_cancelled = True  # here, since a second exception may come before anything is called
+            waiting.is_cancelled = True
             self.cancel(waiting)
             raise
         finally:

@@ -568,7 +568,7 @@ class Replica(Following, Generic[T]):
                     self.transactions.close()
                 if self.log is not None:
                     self.log.flush()
-            except Exception:  # but Ctrl-C is not made to wait for a compaction
+            except Exception:  # not after Ctrl-C, which must not have to wait for a compaction
                 self.compaction.close()
                 raise
             self.compaction.close()

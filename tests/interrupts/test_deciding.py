@@ -6,11 +6,14 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 import opslog
+from opslog.log.reader import Cursor
+from opslog.log.shared import SharedLog
 from opslog.replica.deciding import Deciding
 from opslog.replica.transaction import Transaction
 from opslog.store import replica_of
@@ -121,6 +124,24 @@ def test_an_interrupted_call_has_happened_or_never_will(scheme: str, then: str) 
         if not raised:
             break
     assert number > 100
+
+
+def test_a_set_after_an_unknown_outcome_counts_as_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = SharedLog.append
+
+    def unknown(self: SharedLog, lines: bytes, end: Cursor) -> NoReturn:
+        append(self, lines, end)
+        raise opslog.CommitUnknownError("no answer")
+
+    with opslog.open(tmp_path, agent="a", compact_after=None) as store:
+        store["x"] = {"n": 0}
+        with monkeypatch.context() as patch:
+            patch.setattr(SharedLog, "append", unknown)
+            with pytest.raises(opslog.CommitUnknownError):
+                store.modify("x", lambda document: {"n": 1})
+        store["x"] = {"n": 2}
+        assert store["x"] == {"n": 2}
+    assert opslog.open(tmp_path, read_only=True)["x"] == {"n": 2}
 
 
 def test_a_transaction_whose_caller_has_left_is_not_decided_again(monkeypatch: pytest.MonkeyPatch) -> None:
