@@ -4,6 +4,7 @@ thread waits for that."""
 from __future__ import annotations
 
 import itertools
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,7 @@ def test_every_transaction_ends_after_a_second_interrupt(leads: bool) -> None:
                 break
         if not raised:
             break
-    assert pairs > 100
+    assert pairs > 30, "too few to say anything; Python 3.13, which has the fewest places, has 68"
 
 
 @pytest.mark.parametrize("scheme", ["memory", "bucket"])
@@ -181,6 +182,10 @@ def test_an_exception_that_cannot_be_copied_ends_one_group_alone(monkeypatch: py
     assert not {"x", "y"} & {*opslog.open(replica_of(store).backend.url, read_only=True)}
 
 
+@pytest.mark.skipif(
+    sys.version_info[:2] == (3, 13),
+    reason="Python itself crashes where memory ends while it makes a function: python/cpython#122752",
+)
 def test_no_transaction_is_lost_where_memory_ends() -> None:
     """In a list, for example, that cannot grow."""
     memory = pytest.importorskip("_testcapi", reason="this Python has no module for tests of itself")
