@@ -107,8 +107,9 @@ def _kernel_goals(report: Report) -> str:
         "| goal | with the kernel | | | without it | | |",
         "| --- " * 7 + "|",
     ]
+    notes = []
     for goal in KERNEL_GOALS:
-        cells = [goal.text]
+        cells, is_missed = [goal.text], False
         for results, limit in ((report.results, goal.on), (report.without_kernel, goal.off)):
             measured = goal.measure(results, limit)
             cells.append(goal.limit_text(limit))
@@ -116,8 +117,11 @@ def _kernel_goals(report: Report) -> str:
                 cells += ["not measured", ""]
             else:
                 cells += [measured.text, "" if limit is None else "met" if measured.met else "missed"]
+                is_missed |= not measured.met
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+        if is_missed and goal.why_missed:
+            notes.append(f"- **{goal.text}.** {goal.why_missed}")
+    return "\n".join([*lines, "", *notes, ""]) if notes else "\n".join([*lines, ""])
 
 
 def _goals(report: Report) -> str:
