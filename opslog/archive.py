@@ -53,6 +53,7 @@ def archive_documents(
     is_chosen = chooser(replica.schema, where)
     period = check_name(quarter(environment.time()) if period is None else period, "period")
     replica.check_writable("archive")
+    replica.check_own_log()
     replica.refresh()
     # No document is older than 1970, however long `older_than` is.
     since = 0.0 if older_than is None else max(0.0, environment.time() - older_than.total_seconds())

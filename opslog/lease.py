@@ -339,18 +339,21 @@ class Lease(_Claim):
         return self._transact(partial(self._decide, function))
 
     def finish(self, document: Document | None) -> None:
-        """Set the document's final value (None: delete it) and release the lease, in one transaction.
+        """Set the document's final value (None: delete it) and release the lease, in one transaction. If this fails,
+        that may have happened all the same, so `remaining` is 0.0 until the lease is renewed.
 
         :raises LeaseLostError: it is no longer held; nothing was written.
         """
+        self._until = -math.inf
         self._transact(partial(self._decide_finish, document))
         self._ended()
 
     def release(self) -> None:
-        """Let others claim it at once.
+        """Let others claim it at once. If this fails, others may all the same, as after `finish`.
 
         :raises LeaseLostError: it is no longer held.
         """
+        self._until = -math.inf
         self._transact(self._decide_release)
         self._ended()
 
@@ -408,11 +411,13 @@ class AsyncLease(_Claim):
 
     async def finish(self, document: Document | None) -> None:
         """As `Lease.finish`."""
+        self._until = -math.inf
         await self._transact(partial(self._decide_finish, document))
         self._ended()
 
     async def release(self) -> None:
         """As `Lease.release`."""
+        self._until = -math.inf
         await self._transact(self._decide_release)
         self._ended()
 

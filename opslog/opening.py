@@ -123,7 +123,7 @@ def open(
     backend = open_backend(url, create=writes, **storage_options)
     appender: Appender | None = None
     try:
-        loader = Loader(backend)
+        loader = Loader(backend, own=agent if writes and log == "own" else None)
         if writes:
             if log == "own":
                 from opslog.log.session import take_name

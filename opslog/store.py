@@ -247,6 +247,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         back over the store's undo window, counted in commits of this agent, undos included.
 
         :returns: False when there is nothing left to undo.
+        :raises ReopenError: an earlier commit of this store had an unknown outcome. Other errors as in `set`.
         """
         return self._replica.undo() is not None
 
@@ -391,6 +392,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         :param limit: stop after so many commits; the token says where, and `Changes.has_more` that it happened. (On an
             object storage: at the end of the append that has the last of them.) A reset has no limit.
         :raises UsageError: `since` is not a token, or belongs to another store; or this is a view of the past.
+        :raises ReopenError: an earlier commit of this store had an unknown outcome.
         """
         return self._replica.changes(since, limit)
 
@@ -501,6 +503,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         :param where: which documents: a condition, as in `find`, or a predicate.
         :param period: a name for the archive; default the current quarter, ``2026-Q4``.
         :param older_than: only documents that were last written longer ago than this.
+        :raises ReopenError: an earlier commit of this store had an unknown outcome. Other errors as in `set`.
         """
         from opslog.archive import archive_documents
 

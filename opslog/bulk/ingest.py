@@ -26,7 +26,7 @@ from opslog.importers import ImportedCommit, ImportedOp
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, list_log
 from opslog.log.session import WriterSession, take_name
-from opslog.log.survey import Survey, at_cut, read_on, survey, unread
+from opslog.log.survey import Survey, at_cut, read_on, shared_log_first, survey, unread
 from opslog.merge.clock import LamportClock
 from opslog.snapshot.manifests import ManifestStore
 
@@ -195,6 +195,7 @@ class _Writer:
     def _read_to_ends(self, found: Survey) -> Manifest:
         """Read the new commits of all logs, for their clocks."""
         self.clock.observe(found.manifest.clock)
+        found = shared_log_first(self._backend, found, "")
         cursors = found.cursors
         for _, cursor in read_on(self._backend, cursors, unread(cursors, found.segments)):
             cursors[cursor.agent] = cursor

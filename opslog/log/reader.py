@@ -213,7 +213,8 @@ class Cursor(msgspec.Struct):
         return Cursor(self.agent, cut.segment, cut.offset, cut.commits, self.clock, cut.needed_segment, self.end)
 
     def read(self, source: LogSource, segments: list[Segment]) -> Iterator[tuple[Cut, Commit]]:
-        """The commits after the cursor, each with its position; moves the cursor past each before it is yielded.
+        """The commits after the cursor, as far as the listing goes, each with its position; moves the cursor past each
+        before it is yielded.
 
         :param segments: this log's part of a listing made just before.
         :raises MissingFileError: the log does not exist at the cursor, or does not continue there. A compaction has
@@ -225,7 +226,7 @@ class Cursor(msgspec.Struct):
             if number > self.segment:
                 self.segment, self.offset = number, 0
             if size > self.offset:
-                yield from self._read_segment(source)
+                yield from self._read_segment(source, size)
             if not source.segments_grow:
                 self.segment, self.offset = number + 1, 0
 
@@ -334,19 +335,25 @@ class Cursor(msgspec.Struct):
         if later is not None and first_clock(later.commits) <= clock:
             raise self._misplaced(later.commits[0], later.segment, later.offset, clock)
 
-    def _read_segment(self, source: LogSource) -> Iterator[tuple[Cut, Commit]]:
+    def _read_segment(self, source: LogSource, size: int) -> Iterator[tuple[Cut, Commit]]:
         path = segment_path(self.agent, self.segment)
         for start, lines in read_lines(source.read, path, self.offset):
             if b"\0" in lines:  # their meaning only shows with all the bytes that follow
                 rest = source.read(path, start)
-                yield from self._decode(rest[: sound_length(rest)], path)
+                yield from self._decode(rest[: sound_length(rest)], path, size)
                 return
             if lines.endswith(b"\n"):
-                yield from self._decode(lines, path)
+                yield from self._decode(lines, path, size)
+            if self.offset >= size:
+                return
 
-    def _decode(self, lines: bytes, path: str) -> Iterator[tuple[Cut, Commit]]:
+    def _decode(self, lines: bytes, path: str, size: int) -> Iterator[tuple[Cut, Commit]]:
+        """The commits in these lines whose lines begin before byte `size`. (If one of them goes on there, its writer
+        was about to append it when the log was listed.)"""
         commits = decode_commits(lines, path, self.offset)
         for commit, line in zip(commits, lines.split(b"\n"), strict=False):
+            if self.offset >= size:
+                return
             if commit.agent != self.agent or commit.clock <= self.clock:
                 raise self._misplaced(commit, self.segment, self.offset, self.clock)
             start = self.cut

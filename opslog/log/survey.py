@@ -22,7 +22,7 @@ from opslog.backends import Backend, Entry
 from opslog.chunks import batched
 from opslog.errors import MissingFileError
 from opslog.format.commits import Commit
-from opslog.format.layout import segment_path
+from opslog.format.layout import TRANSACTIONS, log_prefix, segment_path
 from opslog.format.manifest import START, Cut, Manifest
 from opslog.log.reader import (
     Cursor,
@@ -113,6 +113,29 @@ def list_logs(
     """
     segments = list_segments(backend, cursors) if listed is None else segments_in(listed)
     return Survey(manifest, cursors, all_logs(segments, cursors if known is None else known))
+
+
+def shared_log_first(backend: Backend, found: Survey, own: str) -> Survey:
+    """The survey with the shared log in front of the others, listed again if one of these has anything to read.
+
+    For those who write plain commits, which outrank everything that their writer has read: they must not outrank a
+    transaction that he has not read. A listing takes a while. One of the later logs in it may have a commit that rests
+    on a transaction made after the shared log was listed. That transaction was made before the commit, so another
+    listing of the shared log shows it. It has to be read first, since the reading may fail or end early, and other
+    threads write meanwhile.
+
+    :param own: whose log needs no reading.
+    """
+    segments = dict(found.segments)
+    if unread(found.cursors, {agent: listed for agent, listed in segments.items() if agent not in (own, TRANSACTIONS)}):
+        cursor = found.cursors.get(TRANSACTIONS) or Cursor(TRANSACTIONS)
+        entries = backend.list(log_prefix(TRANSACTIONS), after=segment_path(TRANSACTIONS, cursor.segment - 1))
+        listed = segments_in(entries).get(TRANSACTIONS, [])
+        if listed or TRANSACTIONS in segments:
+            segments[TRANSACTIONS] = listed
+    if TRANSACTIONS in segments:
+        segments = {TRANSACTIONS: segments[TRANSACTIONS]} | segments
+    return msgspec.structs.replace(found, segments=segments)
 
 
 def at_cut(manifest: Manifest, cursors: dict[str, Cursor] | None = None) -> dict[str, Cursor]:

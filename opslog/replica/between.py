@@ -68,13 +68,14 @@ def _read_between(
 
 
 def _note_ids(backend: Backend, agent: str, first: Cut, commits: list[Commit], window: int) -> None:
-    """Note in each undo among these commits which documents it gave back. Its target may come before all of them."""
+    """Note in each undo among these commits which documents it gave back. Its target may come before all of them, and
+    before the cut `first`, in the same segment."""
     undos = {commit.clock: commit for commit in commits if isinstance(commit, Undo)}
     if not undos:
         return
-    reachable = Reachable(window)
+    reachable, start = Reachable(window), Cut(first.segment, 0, 0, first.there)
     with suppress(MissingFileError):  # collected meanwhile: then the ids stay unknown
-        for _, commit in Cursor.at(agent, first).read(backend, list_log(backend, agent)):
+        for _, commit in Cursor.at(agent, start).read(backend, list_log(backend, agent)):
             reachable.note(commit)
             if isinstance(commit, Undo) and commit.clock in undos:
                 undos[commit.clock].note_ids(commit.ids)

@@ -19,7 +19,7 @@ from opslog.format.commits import Commit, Undo
 from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Seen, Segments, cost_after, list_log
-from opslog.log.survey import Survey, read_on
+from opslog.log.survey import Survey, read_on, shared_log_first
 from opslog.merge.clock import LamportClock
 from opslog.replica.between import read_between
 from opslog.replica.decoded import DecodedDocuments
@@ -190,6 +190,8 @@ class Following(Memory):
         decision = refresh_decision(progress, newest)
         if decision.step is Step.LIST_LOGS:
             found = state.list_logs(self.backend, newest, listed)
+            if self.log is not None:
+                found = shared_log_first(self.backend, found, self.log.agent)
             if by_known and not self.freshness.is_recent:  # this process was paused
                 self._read_new()
                 return
@@ -239,7 +241,15 @@ class Following(Memory):
                 self.clock.observe(commits[-1].clock)
             yield from commits
 
-        self.change(lambda state: state.apply(coming(), partial(self.news.add, news, cursor)))
+        def note_end(state: State) -> None:
+            if self.news.cursors is state.cursors:
+                self.news.add(news, cursor)
+            else:
+                # A store's own transaction, after another thread has loaded the state again and not yet caught up: the
+                # news read it, and leave it out, with what came in by loading.
+                state.cursors[cursor.agent] = cursor
+
+        self.change(lambda state: state.apply(coming(), partial(note_end, state)))
 
     def _of_others(self, commits: Sequence[Commit]) -> Sequence[Commit]:
         """These commits without this author's own transactions, which are no news here."""

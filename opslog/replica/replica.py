@@ -424,6 +424,7 @@ class Replica(Following, Generic[T]):
         self.check_writable(call)
         log = self.log
         assert log is not None, "without a log of its own, a store decides transactions"
+        self.check_own_log()
         self.refresh_if_stale()
         while True:
             if (state := self.state).is_torn:
@@ -475,6 +476,7 @@ class Replica(Following, Generic[T]):
             self.refresh()
             self._one_at_a_time(lambda: found.append(self._changes(since, limit, feed or self.feed)))
             if (changes := found.pop()) is not None:
+                self.check_own_log()  # it is read from storage, and may have a commit that memory does not have
                 return changes
 
     def _changes(self, since: str | None, limit: int | None, feed: Feed[T]) -> Changes[T] | None:

@@ -21,7 +21,7 @@ from opslog.format.manifest import Manifest, Run
 from opslog.format.scanned import greatest_ts, last_clock
 from opslog.format.snapshot import Row, SortedLines
 from opslog.log.reader import Chunk, Cursor, read_logs
-from opslog.log.survey import Survey, at_cut, list_logs, survey
+from opslog.log.survey import Survey, at_cut, list_logs, shared_log_first, survey
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import newer
@@ -247,10 +247,11 @@ class State:
         self._is_busy = True
         try:
             if not self._counts_loaded:
-                if self.lines is not None:
-                    self._documents += self._count_lines(self.lines)
                 for id in in_order(self.winners):
                     self._recount(id)
+                if self.lines is not None:
+                    # Last: a count that reading the snapshot ends early begins again, and adds no lines twice.
+                    self._documents += self._count_lines(self.lines)
                 self._counts_loaded = True
             if self._unmerged:
                 self._merge_sets()
@@ -351,10 +352,10 @@ class State:
         known: Iterable[str] = self.listed
         if newest.number != self.passed.number:
             at_cut(newest, self.cursors)
-            self.passed = newest
             known = {*known, *newest.log_ends}
         found = list_logs(backend, newest, self.cursors, known, listed)
         self.listed = frozenset(found.segments)
+        self.passed = newest  # now, since a listing that fails must not make the next one forget what must be there
         return found
 
     def get(self, id: str) -> Set | None:
@@ -547,12 +548,16 @@ class Loader:
     """Builds states from storage. Keeps loaded runs, which are immutable, so loading again reads only what is new.
 
     :param progress: called with (bytes of logs read, bytes to read).
+    :param own: the agent whose plain commits are written by those who load; None: nobody writes plain commits.
     """
 
-    def __init__(self, backend: Backend, progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, backend: Backend, progress: Callable[[int, int], None] | None = None, own: str | None = None
+    ) -> None:
         self.backend = backend
         self.manifests = ManifestStore(backend)
         self._progress = progress
+        self._own = own
         self._runs: dict[str, StoredRun] = {}
 
     def load(self) -> State:
@@ -561,11 +566,14 @@ class Loader:
         :raises NotFoundError: there is no store.
         :raises CorruptError: something cannot be read.
         """
-        return self.load_at(self.manifests.newest, None)
+        return survey(self.manifests, self._load_newest)
 
-    def load_at(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool] | None) -> State:
+    def load_at(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool]) -> State:
         """An earlier state: the manifest that `choose` picks, with those later commits that are `included`."""
         return survey(self.manifests, lambda found: self.load_from(found, included), choose=choose)
+
+    def _load_newest(self, found: Survey) -> State:
+        return self.load_from(found if self._own is None else shared_log_first(self.backend, found, self._own))
 
     def load_from(self, found: Survey, included: Callable[[Commit], bool] | None = None) -> State:
         """The state of a survey that is not accepted yet.
