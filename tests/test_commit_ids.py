@@ -103,6 +103,23 @@ def test_an_undo_that_arrives_while_the_store_is_reloaded(url: str) -> None:
         assert shown(reader.refresh()) == [("undo", ("x",))]
 
 
+def test_an_undo_whose_target_is_before_the_oldest_cut_in_the_same_segment(tmp_path: Path) -> None:
+    with open_store(str(tmp_path), "a", 2) as writer, open_store(str(tmp_path), "b", 2) as other:
+        writer["x"] = {}
+        other.refresh()
+        writer.undo()
+        for number in range(3):
+            writer["y"] = {"n": number}
+            other["z"] = {"n": number}
+        for number in range(3):
+            writer.compact()
+            writer["y"] = {"more": number}
+        replica_of(other).state.is_torn = True
+        news = shown(other.refresh())
+        assert news[0] == ("undo", ("x",))
+        assert shown(other.ops())[:2] == [("set", ("x",)), ("undo", ("x",))], "the target is still there"
+
+
 def test_ids_of_commits_no_longer_kept_are_unknown() -> None:
     with open_store(f"bucket://ids-{next(_numbers)}", "a", undo_window=2) as writer:
         writer["x"] = {}

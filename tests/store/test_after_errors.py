@@ -1,0 +1,133 @@
+"""After a call that failed, later calls neither hide what has happened nor forget what they know."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import opslog
+from opslog.backends import posix
+from opslog.format.commits import Set
+from opslog.store import replica_of
+from tests.support.bucket import BUCKETS, Bucket, Fault, Request
+
+Store = opslog.Store[dict[str, Any]]
+
+
+def opened(url: str | Path, agent: str) -> Store:
+    return opslog.open(url, agent=agent, compact_after=None)
+
+
+def no_sync(*_: object) -> None:
+    raise OSError(errno.EIO, "no such luck")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [Store.undo, Store.changes, lambda store: store.archive(lambda document: True)],
+    ids=["undo", "changes", "archive"],
+)
+def test_what_rests_on_an_unknown_outcome_says_so(
+    call: Callable[[Store], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit may be in the log, where others see it, and is not in memory."""
+    with opened(tmp_path, "a") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(posix, "datasync", no_sync)
+            with pytest.raises(opslog.CommitUnknownError):
+                store["x"] = {"n": 1}
+        with pytest.raises(opslog.ReopenError):
+            call(store)
+    with opened(tmp_path, "a") as store:
+        assert store["x"] == {"n": 1}
+        call(store)
+
+
+def test_a_lease_whose_release_has_an_unknown_outcome_may_be_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, "a") as store, opened(tmp_path, "b") as other:
+        lease = opslog.Lease(store, "task")
+        assert lease.claim()
+        with monkeypatch.context() as patch:
+            patch.setattr(posix, "datasync", no_sync)
+            with pytest.raises(opslog.CommitUnknownError):
+                lease.release()
+        assert opslog.Lease(other, "task").claim()
+        assert lease.remaining == 0.0
+        with pytest.raises(opslog.LeaseLostError):
+            lease.renew()
+
+
+def in_bucket(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Bucket]:
+    monkeypatch.setattr("opslog.backends.objects.backend._READS_MAX", 1)
+    url = f"bucket://{name}"
+    opened(url, "a").close()
+    return url, BUCKETS[name]
+
+
+def test_documents_are_counted_once_though_the_count_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the snapshot fails after each number of reads in turn."""
+    monkeypatch.setattr("opslog.snapshot.runs.LOADED_BYTES", 0)  # so that the snapshot stays in the storage
+    url, bucket = in_bucket("counting", monkeypatch)
+    with opened(url, "a") as a:
+        with a.batch():
+            for number in range(500):
+                a[f"d{number:05}"] = {"x": "y" * 1000}
+        for number in range(40):
+            a["z"] = {"n": number}
+        a.compact()
+    with opened(url, "b") as b:
+        log = replica_of(b).log
+        assert log is not None
+        for group in range(2):
+            for number in range(600):  # many in one append, so that a load keeps them as lines
+                log.queue(Set("", 0, "", f"e{group}-{number:05}", msgspec.Raw(b'{"n":1}'), 1))
+            log.flush()
+        del b["d00001"]
+    failures = 0
+    for allowed in range(100):
+        with opened(url, "c") as c:
+            done: list[Request] = []
+
+            def fault(request: Request, done: list[Request] = done, allowed: int = allowed) -> Fault | None:
+                done.append(request)
+                return Fault("refused") if len(done) > allowed else None
+
+            with bucket.failing(fault):
+                try:
+                    len(c)
+                except opslog.RetryError:
+                    failures += 1
+                else:
+                    break
+            assert len(c) == 501 + 1200 - 1 == sum(1 for _ in c)
+    assert failures
+
+
+def test_a_lost_log_is_noticed_after_a_listing_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    url, bucket = in_bucket("lost-log", monkeypatch)
+    with opened(url, "a") as a, opened(url, "b") as b:
+        with opened(url, "x") as x:
+            x["doc"] = {}
+        for number in range(60):
+            b["z"] = {"n": number}
+        hidden = {key: bucket.objects.pop(key) for key in list(bucket.objects) if "/ops/x/" in key}
+        a.refresh()
+        bucket.objects.update(hidden)
+        b.compact()
+        for key in hidden:
+            del bucket.objects[key]
+        with (
+            pytest.raises(opslog.RetryError),
+            bucket.failing(lambda request: Fault("refused") if request.key.endswith("ops/") else None),
+        ):
+            a.refresh()
+        with pytest.raises(opslog.CorruptError, match="was lost"):
+            a.refresh()
+        a.close()
