@@ -26,7 +26,7 @@ from opslog.backends import open_backend
 from opslog.bulk.replay import write_state
 from opslog.environment import REAL
 from opslog.format.commits import Commit
-from opslog.replica.state import Loader
+from opslog.replica.loading import Loader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

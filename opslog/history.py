@@ -25,7 +25,8 @@ from opslog.log.survey import Survey, check_reaches, retained, survey_history
 from opslog.merge.stamps import stamp_of
 from opslog.merge.undo import Reachable
 from opslog.notebook import ROWS, table
-from opslog.replica.state import Loader, State
+from opslog.replica.loading import Loader
+from opslog.replica.state import State
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
 

@@ -16,8 +16,9 @@ from opslog.format.documents import Document, Migrate, Schema, check_type, check
 from opslog.format.layout import check_agent
 from opslog.format.manifest import Settings
 from opslog.replica.decoded import CACHE_BYTES
+from opslog.replica.loading import Loader
 from opslog.replica.replica import Replica
-from opslog.replica.state import Loader, State
+from opslog.replica.state import State
 from opslog.snapshot.manifests import check_settings
 from opslog.store import Store
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
-from opslog.errors import NotFoundError, OpslogError, SealedError
+from opslog.errors import NotFoundError, OpslogError, RetryError, SealedError
 from opslog.format.commits import Batch, Commit, Set
 from opslog.format.layout import check_name
 from opslog.replica.batch import Block
@@ -488,8 +488,9 @@ class Store(MutableMapping[str, T], Generic[T]):
         self.flush()
         done = compact(replica.backend, replica.environment, full=full, keep_history=keep_history, progress=progress)
         if done.number is not None:
-            replica.compaction.note_manifest(replica.freshness.read_newest())
-            replica.forget_compacted()
+            with suppress(RetryError):  # the compaction has happened, and the next refresh does the same
+                replica.compaction.note_manifest(replica.freshness.read_newest())
+                replica.forget_compacted()
         return done
 
     def archive(

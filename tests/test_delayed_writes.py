@@ -25,8 +25,8 @@ from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, list_log, list_segments
 from opslog.log.session import WriterSession
 from opslog.replica import following
+from opslog.replica.loading import Loader
 from opslog.replica.refresh import RefreshDecision, Step
-from opslog.replica.state import Loader
 from opslog.snapshot.manifests import ManifestStore
 from opslog.verify.verify import verify
 from tests.support import bucket

@@ -12,6 +12,7 @@ import pytest
 
 import opslog
 from opslog.backends import open_backend
+from opslog.bulk.copying import copy
 from opslog.environment import Environment
 from opslog.format.layout import segment_path
 from opslog.replica.token import Token
@@ -239,3 +240,47 @@ def test_commits_collected_after_the_store_read_them_are_not_skipped(
         found = reader.changes(token)
         assert found.reset
         assert [change.id for change in found] == (["later"] if later else []) + ["w", "x", "z"]
+
+
+def test_after_a_restore_other_commits_of_the_same_clocks_and_lengths_are_noticed(tmp_path: Path) -> None:
+    path, backup = tmp_path / "store", tmp_path / "backup"
+    with open_writer(str(path), "a") as a:
+        a["x"] = {}
+        a.changes()
+        shutil.copytree(path, backup)
+        a["task-1"] = {"n": 1}
+        token = a.changes().token
+    shutil.rmtree(path)
+    backup.rename(path)
+    with open_writer(str(path), "a") as a:
+        a["task-2"] = {"n": 2}
+        changes = a.changes(token)
+        assert changes.reset
+        assert {change.id for change in changes} == {"x", "task-2"}
+
+
+def test_a_copy_without_an_id_begins_again_with_a_token_of_its_source(tmp_path: Path) -> None:
+    source, target = str(tmp_path / "source"), str(tmp_path / "copy")
+    with open_writer(source, "a", log="shared") as a:
+        a["x"] = {}
+        a.changes()
+        copy(open_backend(source), open_backend(target))
+        a["y"] = {"n": 1}
+        token = a.changes().token
+    with open_writer(target, "a", log="shared") as c:
+        c["z"] = {"n": 1}
+    with opslog.open(target, read_only=True) as reader:
+        changes = reader.changes(token)
+        assert changes.reset
+        assert {change.id for change in changes} == {"x", "z"}
+
+
+def test_a_token_of_an_older_program_has_no_ts_and_is_still_valid(url: str) -> None:
+    with open_writer(url, "a") as a:
+        a["x"] = {}
+        token = Token.parse(a.changes().token)
+        a["y"] = {}
+        older = {agent: msgspec.structs.replace(saved, ts="") for agent, saved in token.logs.items()}
+        changes = a.changes(str(msgspec.structs.replace(token, logs=older)))
+        assert not changes.reset
+        assert [change.id for change in changes] == ["y"]

@@ -364,6 +364,49 @@ def test_after_a_restart_undo_passes_an_own_transaction_that_was_undone(url: str
         assert "older" not in a
 
 
+@pytest.mark.parametrize("how", ["in the same session", "after a restart", "after it was compacted", "full"])
+def test_undo_does_not_pass_a_plain_commit_that_is_out_of_reach(url: str, how: str) -> None:
+    """For an older transaction of the same agent."""
+    a = opslog.open(url, agent="a", settings=opslog.Settings(undo_window=4), compact_after=None)
+    a.create("claim", {})
+    a["note"] = {}
+    for number in range(2):
+        a["more"] = {"n": number}
+        assert a.undo()
+    if how != "in the same session":
+        a.close()
+        with opslog.open(url, agent="b", compact_after=None) as b:
+            b.modify("y", lambda _: {})
+            b["z"] = {}
+            if how != "after a restart":
+                b.compact()
+                b["z"] = {"again": True}
+                b.compact(full=how == "full")
+        a = opslog.open(url, agent="a", compact_after=None)
+    if how in ("after it was compacted", "full"):
+        assert ManifestStore(open_backend(url)).newest().settled_by.keys() == {"a"}
+    assert not a.undo()
+    a.create("newer", {})
+    assert a.undo()
+    assert not a.undo()
+    assert {"claim", "note"} <= set(a)
+    a.close()
+    check(url)
+
+
+def test_undo_passes_a_plain_commit_that_is_taken_back_and_out_of_reach(url: str) -> None:
+    settings = opslog.Settings(undo_window=2)
+    with opslog.open(url, agent="a", settings=settings, compact_after=None) as a:
+        a.create("claim", {})
+        for number in range(5):
+            a["note"] = {"n": number}
+            assert a.undo()
+        a.compact()
+    with opslog.open(url, agent="a", compact_after=None) as a:
+        assert a.undo()
+        assert dict(a) == {}
+
+
 def test_a_manifest_names_no_authors_whose_logs_are_sealed(url: str) -> None:
     write_past_the_window(url, undo_ttl_seconds=0)
     with opslog.open(url, agent="d", compact_after=None) as d:

@@ -358,8 +358,13 @@ class ObjectBackend(forking.ProcessBound):
             self._give_back(path, lease)
 
     def _give_back(self, path: str, lease: bytes) -> None:
-        if not self._is_forked and self._read_back(path) == lease:
-            self.driver.delete([self._prefix + path])
+        """Delete a lease. If that fails, others wait until its time is over. That is no failure of the work that was
+        done under it."""
+        try:
+            if not self._is_forked and self._read_back(path) == lease:
+                self.driver.delete([self._prefix + path])
+        except OpslogError as error:
+            logger("storage").warning("%s of %s was not given back: %s", path, self.url, error)
 
     def _take_lease(self, name: str, path: str, lease: bytes) -> None:
         if self.put_new(path, lease):

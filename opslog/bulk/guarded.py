@@ -18,8 +18,8 @@ from opslog.format.commits import Commit
 from opslog.format.documents import Schema
 from opslog.log.shared import SharedLog
 from opslog.replica.deciding import Deciding
+from opslog.replica.loading import Loader
 from opslog.replica.replica import Replica
-from opslog.replica.state import Loader
 from opslog.replica.transaction import Transaction, write
 
 R = TypeVar("R")

@@ -71,6 +71,8 @@ def report_compaction(session: Session, done: Compaction, locked: opslog.LockedE
     """
     if locked is not None and not session.json:
         say(f"another compaction is running: {locked}")
+    if done.garbage_error is not None and not session.json:
+        say(f"files that nobody needs any more were not deleted; the next compaction tries again: {done.garbage_error}")
     result = {
         "manifest": done.number,
         "commits": done.commits,
@@ -80,6 +82,7 @@ def report_compaction(session: Session, done: Compaction, locked: opslog.LockedE
         "sealed": list(done.sealed),
         "garbage_files": len(done.garbage.paths),
         "garbage_bytes": done.garbage.bytes,
+        "garbage_error": done.garbage_error,
         "locked": locked is not None,
     }
     if done.number is None:

@@ -17,7 +17,7 @@ from opslog.cli.session import READS, Session, StoreCommand
 from opslog.cli.values import as_of_option
 from opslog.environment import REAL, machine_memory
 from opslog.history import Point, load_as_of
-from opslog.replica.state import Loader
+from opslog.replica.loading import Loader
 
 
 class Wish(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import msgspec
@@ -28,7 +29,7 @@ from opslog.compaction.garbage import NOTHING, Garbage, collect, find_garbage, o
 from opslog.concurrency.interpreter import short_switch_interval
 from opslog.concurrency.overlapping import overlapped
 from opslog.environment import Environment, format_ts
-from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
+from opslog.errors import AlreadyExistsError, MissingFileError, OpslogError, UsageError, WriteFailedError
 from opslog.format.commits import Commit, Record, Set
 from opslog.format.layout import SNAPSHOTS, TRANSACTIONS, index_path, run_name, segment_path
 from opslog.format.manifest import START, Cut, Manifest, Part, Run, Settings
@@ -74,6 +75,8 @@ class Compaction(msgspec.Struct, frozen=True):
     :ivar runs_merged: how many older runs went into the new one.
     :ivar sealed: the idle agents whose undo window it ended.
     :ivar garbage: what it deleted.
+    :ivar garbage_error: why it could not delete that, though the manifest is published; None: it could. The next
+        compaction tries again.
     """
 
     number: int | None = None
@@ -83,6 +86,7 @@ class Compaction(msgspec.Struct, frozen=True):
     runs_merged: int = 0
     sealed: tuple[str, ...] = ()
     garbage: Garbage = NOTHING
+    garbage_error: str | None = None
 
 
 def compact(
@@ -177,14 +181,14 @@ def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
     ]
 
 
-def passed_by_undo(settled_by: Mapping[str, int], oldest: Callable[[str], int]) -> dict[str, int]:
-    """The authors whose newest compacted transaction a manifest has to name, with its clock. They are those whose own
-    logs have an older commit that an undo may still cancel: the undo would skip the transaction.
+def passed_by_undo(settled_by: Mapping[str, int], oldest: Mapping[str, int]) -> dict[str, int]:
+    """The authors whose newest compacted commit a manifest has to name, with its clock. They are those who have an
+    older commit in the other log that an undo may still cancel: the undo would skip the newer one.
 
-    :param settled_by: for each author, the clock of its newest compacted transaction.
-    :param oldest: returns `oldest_undoable` of an agent's log.
+    :param settled_by: for each author, the clock of its newest compacted commit.
+    :param oldest: as `oldest_undoable` returns, of both logs.
     """
-    return {author: clock for author, clock in sorted(settled_by.items()) if 0 < oldest(author) < clock}
+    return {author: clock for author, clock in sorted(settled_by.items()) if oldest.get(author, clock) < clock}
 
 
 def publish(
@@ -258,8 +262,8 @@ class Tail:
         """What there is to compact. Call this only once: it moves the settled records into the rows."""
         rows = _Winners(backend, self, progress)
         ends = tail_ends(self.segments, self.manifest.cut)
-        recent = self.merge.recent
-        authors = passed_by_undo(self.merge.settled_by, lambda agent: oldest_undoable(recent.get(agent, ())))
+        oldest = oldest_undoable(chain.from_iterable(self.merge.recent.values()))
+        authors = passed_by_undo(self.merge.settled_by, oldest)
         cut = self.cut()
         logs = {
             agent: cursor.cut
@@ -459,6 +463,11 @@ class _Plan:
             raise
         if self._is_passed(number):
             return Compaction(sealed=self.input.sealed)
+        garbage, garbage_error = NOTHING, None
+        try:
+            garbage = collect(self.backend, number)
+        except OpslogError as error:  # not raised, since it may say that nothing has happened
+            garbage_error = str(error)
         return Compaction(
             number,
             manifest.commits - self.old.commits,
@@ -466,7 +475,8 @@ class _Plan:
             run.bytes,
             len(self.merged),
             self.input.sealed,
-            collect(self.backend, number),
+            garbage,
+            garbage_error,
         )
 
     def _ages(self) -> Ages:

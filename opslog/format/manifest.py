@@ -174,8 +174,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settled_by(self) -> dict[str, int]:
-        """For each agent whose own log has commits after the cut that are older than its newest compacted transaction:
-        the clock of that transaction. Otherwise, an undo would take back one of those older commits in its place."""
+        """For each agent that has a commit after the cut, in its own log or in the shared log, that is older than its
+        newest compacted one: the clock of the newest compacted one. Otherwise, an undo would take back an older commit
+        in its place."""
         return {} if isinstance(self.authors, msgspec.UnsetType) else self.authors
 
     @property

@@ -20,7 +20,7 @@ import msgspec
 from opslog.backends import Backend, Entry, Range
 from opslog.chunks import batched
 from opslog.errors import CorruptError, MissingFileError, RetryError
-from opslog.format.commits import CLOCK_MAX, Commit, decode_commits, detached
+from opslog.format.commits import CLOCK_MAX, Commit, decode_commit, decode_commits, detached
 from opslog.format.layout import log_prefix, segment_of, segment_path
 from opslog.format.manifest import START, Cut
 from opslog.format.scanned import ScannedCommits, first_clock, last_clock, scan_commits
@@ -158,9 +158,18 @@ class Chunk(msgspec.Struct, frozen=True):
         offsets = accumulate(lengths, initial=self.offset)
         return [(self.segment, offset) for offset, _ in zip(offsets, self.commits, strict=False)]
 
+    def last_ts(self) -> str:
+        """The `ts` of the last commit."""
+        if not isinstance(self.commits, ScannedCommits):
+            return self.commits[-1].ts
+        last = decode_commit(self.lines[self.lines.rfind(b"\n", 0, -1) + 1 :])
+        assert last is not None, "its line was read before"
+        return last.ts
+
 
 class Cursor(msgspec.Struct):
-    """How far an agent's log was read: `commits` of them, up to byte `offset` of `segment`, the last at `clock`."""
+    """How far an agent's log was read: `commits` of them, up to byte `offset` of `segment`, the last at `clock`, and
+    with this `ts`."""
 
     agent: str
     segment: int = START.segment
@@ -171,6 +180,8 @@ class Cursor(msgspec.Struct):
     needed: int = 0
     # The position that the log must reach, according to a manifest.
     end: tuple[int, int] = (0, 0)
+    # Empty if the last commit was not read.
+    ts: str = ""
 
     @classmethod
     def at(cls, agent: str, cut: Cut) -> Cursor:
@@ -210,7 +221,9 @@ class Cursor(msgspec.Struct):
         Segments before a cut may be collected, even if they were read."""
         if cut.commits != self.commits or cut.position <= self.position:
             return self
-        return Cursor(self.agent, cut.segment, cut.offset, cut.commits, self.clock, cut.needed_segment, self.end)
+        return Cursor(
+            self.agent, cut.segment, cut.offset, cut.commits, self.clock, cut.needed_segment, self.end, self.ts
+        )
 
     def read(self, source: LogSource, segments: list[Segment]) -> Iterator[tuple[Cut, Commit]]:
         """The commits after the cursor, as far as the listing goes, each with its position; moves the cursor past each
@@ -237,13 +250,14 @@ class Cursor(msgspec.Struct):
 
         :param scans: whether the commits of a chunk may be `ScannedCommits`, for readers that need few of them.
         """
-        end, clock, later = self.position, self.clock, None
+        end, clock, ts, later = self.position, self.clock, self.ts, None
         commits = 0
         for number, size, _ in reversed(coming := self.coming(segments)):
             for chunk in self._read_segment_back(source, number, size, scans):
                 self._check(chunk, later)
                 if later is None:
                     end, clock = (number, chunk.offset + len(chunk.lines)), last_clock(chunk.commits)
+                    ts = chunk.last_ts()
                 later = chunk
                 commits += len(chunk.commits)
                 yield chunk
@@ -254,7 +268,7 @@ class Cursor(msgspec.Struct):
         if coming and not source.segments_grow:
             self.segment, self.offset = last + 1, 0
         self.commits += commits
-        self.clock = clock
+        self.clock, self.ts = clock, ts
 
     def coming(self, segments: list[Segment]) -> list[Segment]:
         """The segments to read, one after the other.
@@ -359,7 +373,7 @@ class Cursor(msgspec.Struct):
             start = self.cut
             self.offset += len(line) + 1
             self.commits += 1
-            self.clock = commit.clock
+            self.clock, self.ts = commit.clock, commit.ts
             yield start, detached(commit, self.agent)
 
     def _vanished(self, number: int, what: str) -> MissingFileError:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -67,7 +68,7 @@ class Merge(msgspec.Struct):
         here.
     :ivar recent: per agent its recent commits, oldest first.
     :ivar contested: per document the uncancelled records of recent commits, in no particular order.
-    :ivar settled_by: per author the clock of the newest settled commit in the shared log.
+    :ivar settled_by: per author the clock of the newest settled commit, in its own log or in the shared log.
     :ivar undone: per document that undos have taken records away from: per agent the clock of the newest such undo in
         its log. The winner of that document depends on those undos, too.
     """
@@ -138,6 +139,7 @@ class Merge(msgspec.Struct):
             if best is not None and not outranks(found[id], best):
                 del found[id]
         self.settled.update(found)
+        self._note_settled(sets[-1].agent, sets[-1].clock)
 
     def shared_ids(self) -> Iterator[str]:
         """The documents that have a record from the shared log in here. It counts even if another record outranks it,
@@ -202,6 +204,7 @@ class Merge(msgspec.Struct):
         if not self.lines.take(commits):
             return False
         log.seen += commits.sets.commits
+        self._note_settled(log.agent, commits.clocks[1])
         return True
 
     def _settle_lines(self) -> None:
@@ -217,9 +220,8 @@ class Merge(msgspec.Struct):
 
         :param oldest: no settled record has a clock below this one.
         """
-        if log.agent == TRANSACTIONS:
-            for commit in commits:
-                self._note_author(commit)
+        for commit in commits if log.agent == TRANSACTIONS else commits[-1:]:
+            self._note_author(commit)
         log.seen += len(commits)
         settled = self.settled
         found = {record.id: record for record in _records_of(commits)}
@@ -292,11 +294,12 @@ class Merge(msgspec.Struct):
         return winners
 
     def newest_by_author(self) -> dict[str, int]:
-        """Per author the clock of the newest commit in the shared log that is not cancelled."""
+        """Per author the clock of its newest commit that is not cancelled, in its own log or in the shared log."""
         newest = dict(self.settled_by)
-        for entry in self.recent.get(TRANSACTIONS, ()):
-            if entry.is_undoable and entry.commit.by:
-                newest[entry.commit.by] = entry.commit.clock
+        for entry in chain.from_iterable(self.recent.values()):
+            if entry.is_undoable:
+                author = entry.commit.author
+                newest[author] = max(entry.commit.clock, newest.get(author, 0))
         return newest
 
     def _cancel(self, log: deque[Recent], target: int) -> Iterable[Record]:
@@ -320,8 +323,7 @@ class Merge(msgspec.Struct):
     def _settle(self, entry: Recent) -> None:
         if entry.cancelled:
             return
-        if entry.commit.by:
-            self._note_author(entry.commit)
+        self._note_author(entry.commit)
         settled = self.settled
         for record in entry.records:
             self._withdraw(record)
@@ -337,8 +339,12 @@ class Merge(msgspec.Struct):
             self.undone[record.id] = alone if known is None else {**known, agent: max(clock, known.get(agent, 0))}
 
     def _note_author(self, commit: Commit) -> None:
-        if commit.by and commit.records:  # not an undo: the next undo would not take it back
-            self.settled_by[commit.by] = max(commit.clock, self.settled_by.get(commit.by, 0))
+        if commit.records:  # not an undo: the next undo would not take it back
+            self._note_settled(commit.author, commit.clock)
+
+    def _note_settled(self, author: str, clock: int) -> None:
+        if clock > self.settled_by.get(author, 0):
+            self.settled_by[author] = clock
 
     def _withdraw(self, record: Record) -> None:
         records = self.contested[record.id]

@@ -45,7 +45,8 @@ def undoable_in(own: Commit | None, shared: Commit | None, settled: int) -> Undo
 
     :param own: the newest commit in the author's own log that an undo would cancel now; None: there is none.
     :param shared: likewise among the author's commits in the shared log.
-    :param settled: the clock of the author's newest commit in the shared log that is out of reach; 0: there is none.
+    :param settled: the clock of the author's newest commit in either log that is out of reach and not taken back; 0:
+        there is none.
     """
     own_clock, shared_clock = own.clock if own else 0, shared.clock if shared else 0
     newest = max(own_clock, shared_clock)
@@ -72,9 +73,14 @@ def newest_undoable(recent: Sequence[Recent], author: str | None = None) -> Comm
     return next((commit for commit in undoable if author in (None, commit.by)), None)
 
 
-def oldest_undoable(recent: Iterable[Recent]) -> int:
-    """The clock of the oldest commit of a log that an undo may still cancel; 0: there is none."""
-    return next((entry.commit.clock for entry in recent if entry.is_undoable), 0)
+def oldest_undoable(recent: Iterable[Recent]) -> dict[str, int]:
+    """Per author the clock of the oldest of these commits that an undo may still cancel."""
+    oldest: dict[str, int] = {}
+    for entry in recent:
+        if entry.is_undoable:
+            author = entry.commit.author
+            oldest[author] = min(entry.commit.clock, oldest.get(author, entry.commit.clock))
+    return oldest
 
 
 def reachable_after(commit: Commit, window: int) -> int:

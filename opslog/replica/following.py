@@ -23,10 +23,11 @@ from opslog.log.survey import Survey, read_on, shared_log_first
 from opslog.merge.clock import LamportClock
 from opslog.replica.between import read_between
 from opslog.replica.decoded import DecodedDocuments
+from opslog.replica.loading import Loader
 from opslog.replica.memory import Memory
 from opslog.replica.news import GAP, News
 from opslog.replica.refresh import Step, refresh_decision
-from opslog.replica.state import Loader, State, View
+from opslog.replica.state import State, View
 
 if TYPE_CHECKING:
     from opslog.compaction.automatic import AutoCompaction

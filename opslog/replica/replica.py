@@ -39,7 +39,8 @@ from opslog.merge.undo import Undoable, newest_undoable, not_ours, undoable_in
 from opslog.replica.batch import Batches
 from opslog.replica.decoded import DecodedDocuments
 from opslog.replica.following import Following
-from opslog.replica.state import Loader, State
+from opslog.replica.loading import Loader
+from opslog.replica.state import State
 
 # Imported where they are used: many programs open a store for a few documents only, and wait for every import.
 if TYPE_CHECKING:

@@ -17,18 +17,17 @@ from opslog.backends import Backend, Entry
 from opslog.errors import UsageError
 from opslog.format.commits import Commit, Delete, Record, Set
 from opslog.format.layout import TRANSACTIONS
-from opslog.format.manifest import Manifest, Run
+from opslog.format.manifest import Manifest
 from opslog.format.scanned import greatest_ts, last_clock
 from opslog.format.snapshot import Row, SortedLines
-from opslog.log.reader import Chunk, Cursor, read_logs
-from opslog.log.survey import Survey, at_cut, list_logs, shared_log_first, survey
+from opslog.log.reader import Cursor
+from opslog.log.survey import Survey, at_cut, list_logs
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import newer
 from opslog.replica.live import Layers, LinesOverRuns, live_records, retained
 from opslog.replica.refresh import Progress
-from opslog.snapshot.manifests import ManifestStore
-from opslog.snapshot.runs import BlockRun, LoadedRun, SortedRecords, StoredRun, load_runs, newest_records
+from opslog.snapshot.runs import BlockRun, LoadedRun, SortedRecords, StoredRun, newest_records
 
 if TYPE_CHECKING:
     from opslog.merge.lines import Lines
@@ -542,63 +541,3 @@ class View:
         """Release this view, when nobody reads it any more. Idempotent."""
         self.is_released = True
         self.state.release(self)
-
-
-class Loader:
-    """Builds states from storage. Keeps loaded runs, which are immutable, so loading again reads only what is new.
-
-    :param progress: called with (bytes of logs read, bytes to read).
-    :param own: the agent whose plain commits are written by those who load; None: nobody writes plain commits.
-    """
-
-    def __init__(
-        self, backend: Backend, progress: Callable[[int, int], None] | None = None, own: str | None = None
-    ) -> None:
-        self.backend = backend
-        self.manifests = ManifestStore(backend)
-        self._progress = progress
-        self._own = own
-        self._runs: dict[str, StoredRun] = {}
-
-    def load(self) -> State:
-        """The newest state.
-
-        :raises NotFoundError: there is no store.
-        :raises CorruptError: something cannot be read.
-        """
-        return survey(self.manifests, self._load_newest)
-
-    def load_at(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool]) -> State:
-        """An earlier state: the manifest that `choose` picks, with those later commits that are `included`."""
-        return survey(self.manifests, lambda found: self.load_from(found, included), choose=choose)
-
-    def _load_newest(self, found: Survey) -> State:
-        return self.load_from(found if self._own is None else shared_log_first(self.backend, found, self._own))
-
-    def load_from(self, found: Survey, included: Callable[[Commit], bool] | None = None) -> State:
-        """The state of a survey that is not accepted yet.
-
-        :raises MissingFileError: something was collected since.
-        """
-        state = State(found, self._load_runs(found.manifest.runs))
-        chunks = self._with_progress(
-            read_logs(self.backend, found.cursors, found.segments, scans=included is None), found.log_bytes
-        )
-        if included is not None:
-            chunks = ((agent, list(filter(included, commits))) for agent, commits in chunks)
-        state.load(chunks)
-        return state
-
-    def _with_progress(self, read: Iterator[tuple[str, Chunk]], total: int) -> Iterator[tuple[str, Sequence[Commit]]]:
-        done = 0
-        for agent, chunk in read:
-            yield agent, chunk.commits
-            done += len(chunk.lines)
-            if self._progress:
-                self._progress(done, total)
-
-    def _load_runs(self, runs: Sequence[Run]) -> list[StoredRun]:
-        """These runs; those that were loaded last time are not loaded again."""
-        known = self._runs | load_runs(self.backend, [run for run in runs if run.name not in self._runs])
-        self._runs = {run.name: known[run.name] for run in runs}
-        return list(self._runs.values())

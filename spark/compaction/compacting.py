@@ -141,7 +141,11 @@ class _Merging:
             ts = max(ts, newest_ts)
             for author, clock in newest_by.items():
                 authors[author] = max(clock, authors.get(author, 0))
-        authors = passed_by_undo(authors, lambda agent: recent[agent].oldest if agent in recent else 0)
+        oldest: dict[str, int] = {}
+        for each in recent.values():
+            for author, clock in each.oldest.items():
+                oldest[author] = min(clock, oldest.get(author, clock))
+        authors = passed_by_undo(authors, oldest)
         cuts = {
             log.agent: recent[log.agent].cut(log.start.commits + counts.get(log.agent, 0) + recent[log.agent].commits)
             for log in found.logs

@@ -242,7 +242,7 @@ class Recent(msgspec.Struct, frozen=True):
     :ivar clock: the greatest clock in the log from its start on; 0: there are no commits.
     :ivar ts: the greatest `ts` of the recent commits alone; empty if there are none.
     :ivar ids: the documents of recent commits that are not cancelled.
-    :ivar oldest: the clock of the oldest recent commit that has documents and is not cancelled; 0: there is none.
+    :ivar oldest: per author the clock of the oldest recent commit that has documents and is not cancelled.
     """
 
     position: tuple[int, int]
@@ -252,7 +252,7 @@ class Recent(msgspec.Struct, frozen=True):
     clock: int
     ts: str
     ids: frozenset[str]
-    oldest: int = 0
+    oldest: dict[str, int] = {}
 
     def cut(self, commits: int) -> Cut:
         """The new cut. `commits` is the number of commits before the end of the log, compacted ones included."""
@@ -272,7 +272,8 @@ def find_recent(backend: Backend, log: Log, window: int) -> Recent:
     positions: list[tuple[int, int]] = []
     ids: set[str] = set()
     undone: set[int] = set()
-    clock, ts, oldest = 0, "", 0
+    oldest: dict[str, int] = {}
+    clock, ts = 0, ""
     for start, commit in _newest_first(backend, log, window):
         clock = max(clock, commit.clock)
         if len(positions) >= reachable_after(commit, window):
@@ -283,7 +284,8 @@ def find_recent(backend: Backend, log: Log, window: int) -> Recent:
             undone.add(commit.target)
         elif commit.clock not in undone:
             ids.update(record.id for record in commit.records)
-            oldest = commit.clock if commit.records else oldest
+            if commit.records:
+                oldest[commit.author] = commit.clock
     end = _end_position(backend, log)
     position = positions[-1] if positions else end
     there = bool(positions) and position[1] == 0

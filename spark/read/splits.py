@@ -76,7 +76,7 @@ Block = list[SelectedChunk]
 class LogReader:
     """Reads the splits of one task, each of another log.
 
-    :ivar authors: for each author, the clock of the newest transaction that `winners` read and that is not cancelled.
+    :ivar authors: for each author, the clock of the newest commit that `winners` read and that is not cancelled.
     :ivar commits: the number of commits read.
     :ivar ts: the greatest ts of them. Commits after a split's end, or after the point in the past, do not count.
     """

@@ -31,6 +31,7 @@ def test_compact(opslog: Opslog, root: Path) -> None:
         "sealed": [],
         "garbage_files": 0,
         "garbage_bytes": 0,
+        "garbage_error": None,
         "locked": False,
     }
     assert opslog("compact").out == "nothing to do\n"

@@ -13,7 +13,7 @@ from opslog.environment import REAL
 from opslog.format import scanned
 from opslog.format.commits import encode_commit
 from opslog.log import reader
-from opslog.replica.state import Loader
+from opslog.replica.loading import Loader
 from opslog.snapshot.manifests import ManifestStore
 from opslog.verify.verify import verify
 from tests.kernel.test_compacting import fill

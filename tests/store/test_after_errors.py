@@ -131,3 +131,41 @@ def test_a_lost_log_is_noticed_after_a_listing_that_failed(monkeypatch: pytest.M
         with pytest.raises(opslog.CorruptError, match="was lost"):
             a.refresh()
         a.close()
+
+
+def test_a_compaction_that_is_published_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither if its garbage cannot be deleted, nor if the storage is silent afterwards, so that the lock stays."""
+    monkeypatch.setattr("opslog.backends.objects.backend._READS_MAX", 1)
+
+    def is_delete(request: Request) -> bool:
+        return request.method == "delete" and "locks/" not in request.key
+
+    settings = opslog.Settings(grace_seconds=0, undo_window=0)
+    with opslog.open("bucket://garbage", agent="a", compact_after=None, settings=settings) as store:
+        bucket = BUCKETS["garbage"]
+        for number in range(3):
+            store["x"] = {"n": number}
+            store.compact()
+        store["x"] = {"n": "last"}
+        with bucket.failing(lambda request: Fault("refused") if is_delete(request) else None):
+            done = store.compact()
+        assert done.number == 5
+        assert done.garbage_error is not None
+        assert not done.garbage.paths
+        store["x"] = {"n": "again"}
+        done = store.compact()
+        assert done.garbage_error is None
+        assert done.garbage.paths
+
+        store["x"] = {"n": "once more"}
+        published: list[bool] = []
+
+        def silent(request: Request) -> Fault | None:
+            if published and request.method in ("list", "get"):
+                return Fault("refused")
+            published.extend([True] if request.method == "put_new" and "manifests/" in request.key else [])
+            return None
+
+        with bucket.failing(silent):
+            assert store.compact().number == 7
+        assert store["x"] == {"n": "once more"}

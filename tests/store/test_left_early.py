@@ -223,10 +223,10 @@ def fail_from(patch: pytest.MonkeyPatch, number: int) -> None:
     calls = itertools.count(1)
 
     def failing(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: MemoryBackend, *arguments: Any) -> Any:
+        def call(self: MemoryBackend, *arguments: Any, **named: Any) -> Any:
             if next(calls) >= number:
                 raise opslog.RetryError("no answer")
-            return method(self, *arguments)
+            return method(self, *arguments, **named)
 
         return call
 
