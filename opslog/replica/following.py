@@ -21,7 +21,6 @@ from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Seen, Segments, cost_after, list_log
 from opslog.log.survey import Survey, read_on, shared_log_first
 from opslog.merge.clock import LamportClock
-from opslog.replica.between import read_between
 from opslog.replica.decoded import DecodedDocuments
 from opslog.replica.loading import Loader
 from opslog.replica.memory import Memory
@@ -290,6 +289,8 @@ class Following(Memory):
         """Read into the news the commits that came into the state by loading, and so not through the news."""
         state = self.state
         if self.news.cursors is not state.cursors:
+            from opslog.replica.between import read_between  # few programs need it
+
             missed, complete = read_between(self.backend, self.news.cursors, state, self.agent)
             self.news.catch_up(self._of_others(missed), complete, state.cursors)
 

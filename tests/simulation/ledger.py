@@ -55,6 +55,8 @@ class Attempt:
     :ivar matched: the result of its query for taken tasks; None if it made none.
     :ivar began, ended: numbers in the order of events. `ended` is set only if the call was acknowledged or refused.
     :ivar known: the clock of the last transaction that its store had read when the call began.
+    :ivar seen: how many commits of the shared log its store had read when its commit was queued for the agent's own
+        log. None: it was not queued there, or the store was just then reading.
     :ivar outcome: "begun" (its process died), "buffered" (not known to be written), "done", "refused", "unknown", or
         "nothing" (there was nothing to do).
     """
@@ -71,6 +73,7 @@ class Attempt:
     written: Texts = field(default_factory=dict)
     matched: Texts | None = None
     known: int = 0
+    seen: int | None = None
     began: int = field(default_factory=lambda: next(_MOMENTS))
     ended: int | None = None
 
@@ -148,6 +151,14 @@ _CALL: ContextVar[Attempt | None] = ContextVar("_CALL", default=None)
 _IMPORT: ContextVar[Sequence[Attempt]] = ContextVar("_IMPORT", default=())
 
 
+def _commits_seen(store: Store[Any] | None) -> int | None:
+    """As `Attempt.seen`."""
+    if store is None or replica_of(store).in_state:
+        return None
+    shared = replica_of(store).state.cursors.get(TRANSACTIONS)
+    return 0 if shared is None else shared.commits
+
+
 class Ledger:
     """All attempts, in the order in which they began, and what every store has handed out.
 
@@ -172,6 +183,7 @@ class Ledger:
             attempt = _CALL.get()
             if attempt is not None:
                 attempt.pending = pending
+                attempt.seen = _commits_seen(attempt.store)
                 self.on_queued(attempt, commit)
             return pending
 

@@ -6,16 +6,19 @@ state of the log up to that position, with the plain commits that it had to see,
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from opslog.format.commits import Commit, Record, Set, Stamp, Undo
 from opslog.format.layout import TRANSACTIONS
+from opslog.merge.clock import CLOCK_STEP
 from opslog.merge.stamps import is_greater
 from opslog.testing.invariants import Logs, State, invariant
 from tests.simulation.ledger import Attempt, Texts
@@ -166,6 +169,25 @@ def transactions_saw_all_before_them(replay: Replay) -> str | None:
 
 
 @invariant
+def plain_commits_outrank_no_unread_transaction(attempts: Sequence[Attempt], logs: Logs) -> str | None:
+    """A plain commit loses against every transaction that its store had not read when it was queued, as long as its
+    agent is not a thousand commits ahead."""
+    # At each position the least clock of the transactions from there on.
+    unread = list(accumulate(reversed(logs.get(TRANSACTIONS, ())), _least, initial=math.inf))[::-1]
+    if sum(len(log) for agent, log in logs.items() if agent != TRANSACTIONS) >= CLOCK_STEP:
+        return None
+    for attempt in attempts:
+        seen = attempt.seen
+        if seen is not None and seen < len(unread) and unread[seen] < attempt.clock:
+            return f"{attempt} outranks the transaction at clock {unread[seen]}, which its store had not read"
+    return None
+
+
+def _least(clock: float, commit: Commit) -> float:
+    return min(clock, commit.clock) if commit.records else clock
+
+
+@invariant
 def answers_rest_on_what_was_there(replay: Replay) -> str | None:
     """A call that was refused, or wrote nothing, saw the state of the shared log at some moment between its start and
     its end. No power cut has removed what it saw."""
@@ -276,6 +298,7 @@ def check_transactions(attempts: Sequence[Attempt], logs: Logs) -> None:
     a_commit_is_acknowledged_once(attempts)
     a_claim_has_one_winner(replay)
     transactions_saw_all_before_them(replay)
+    plain_commits_outrank_no_unread_transaction(attempts, logs)
     answers_rest_on_what_was_there(replay)
     transactions_are_in_real_order(replay)
     undo_takes_back_what_nobody_built_on(replay)
