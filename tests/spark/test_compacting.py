@@ -169,9 +169,15 @@ def test_transactions_are_compacted_alike(spark: SparkSession, tmp_path: Path, m
         assert quiet.undo()
         for _ in range(12):
             late.modify("newer", lambda document: {"n": 2})
+    with opslog.open(root, agent="mirrored", compact_after=None) as mirrored:
+        mirrored.create("claimed", {})
+        mirrored["plain"] = {}
+        for _ in range(6):
+            mirrored["undone"] = {}
+            assert mirrored.undo()
     before = documents(root)
     assert both(spark, root, NOW).number == 2
-    assert ManifestStore(open_backend(str(root))).newest().settled_by.keys() >= {"quiet"}
+    assert ManifestStore(open_backend(str(root))).newest().settled_by.keys() >= {"quiet", "mirrored"}
     assert documents(root) == before
     backend = open_backend(str(root))
     records = [record for run in ManifestStore(backend).newest().runs for record in BlockRun(backend, run).records()]
