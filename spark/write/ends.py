@@ -11,7 +11,7 @@ from opslog.format.manifest import START, Manifest
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, list_log
 from opslog.log.sealing import seal_all
-from opslog.log.survey import Survey, survey
+from opslog.log.survey import Survey, shared_log_first, survey
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.read.planning import JobSurvey, Recent, find_recent, tails
 
@@ -69,7 +69,7 @@ def read_ends(backend: Backend, environment: Environment) -> Ends:
 
     def read(found: Survey) -> Ends:
         manifest = found.manifest
-        tail = tails(found)
+        tail = tails(shared_log_first(backend, found, ""))
         recent = {log.agent: find_recent(backend, log, manifest.settings.undo_window) for log in tail.logs}
         return Ends(tail, recent, Freshness(manifests, environment, manifest, read_at))
 
