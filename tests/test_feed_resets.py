@@ -247,7 +247,8 @@ def test_after_a_restore_other_commits_of_the_same_clocks_and_lengths_are_notice
     with open_writer(str(path), "a") as a:
         a["x"] = {}
         a.changes()
-        shutil.copytree(path, backup)
+    shutil.copytree(path, backup)
+    with open_writer(str(path), "a") as a:
         a["task-1"] = {"n": 1}
         token = a.changes().token
     shutil.rmtree(path)
@@ -260,6 +261,7 @@ def test_after_a_restore_other_commits_of_the_same_clocks_and_lengths_are_notice
 
 
 def test_a_copy_without_an_id_begins_again_with_a_token_of_its_source(tmp_path: Path) -> None:
+    """If it has other commits than the source, though of the same clocks and lengths."""
     source, target = str(tmp_path / "source"), str(tmp_path / "copy")
     with open_writer(source, "a", log="shared") as a:
         a["x"] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from opslog.backends import Backend
 from opslog.concurrency.background import Worker
 from opslog.environment import Environment
-from opslog.errors import LockedError, OpslogError
+from opslog.errors import LockedError, OpslogError, RetryError
 from opslog.format.manifest import Manifest
 from opslog.log.survey import at_cut, list_logs
 from opslog.snapshot.manifests import ManifestStore
@@ -138,10 +138,12 @@ class AutoCompaction:
             with self._under_way:
                 try:
                     self.is_under_way = True
-                    self._compact_if_due()
+                    garbage_error = self._compact_if_due()
                 finally:
                     self.is_under_way = False
             self._compacted()  # without the lock: nobody waits for this call, and it may wait for others
+            if garbage_error is not None:
+                raise RetryError(f"files that nobody needs any more were not deleted: {garbage_error}")
             self.error = None
         except LockedError:
             self.error = None  # another process is compacting, and tries again if it fails
@@ -149,7 +151,8 @@ class AutoCompaction:
             self.error = str(error) if isinstance(error, OpslogError) else f"{type(error).__name__}: {error}"
             raise  # the worker logs it, and tries again
 
-    def _compact_if_due(self) -> None:
+    def _compact_if_due(self) -> str | None:
+        """As of `Compaction.garbage_error`."""
         assert self._after is not None
         commits = self._commits
         manifests = ManifestStore(self._backend)
@@ -158,8 +161,10 @@ class AutoCompaction:
             if self._is_due() or self.error is not None:
                 from opslog.compaction import compact as compaction  # few programs need it
 
-                compaction.compact(self._backend, self._environment)
+                done = compaction.compact(self._backend, self._environment)
                 self.note_manifest(manifests.newest())
+                return done.garbage_error
+            return None
         finally:
             # Whatever the outcome, wait until the tail has grown by as much again. Otherwise a tail that cannot be
             # compacted (many agents, each within its undo window) would cause an attempt at every commit. Commits

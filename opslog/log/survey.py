@@ -116,15 +116,15 @@ def list_logs(
 
 
 def shared_log_first(backend: Backend, found: Survey, own: str) -> Survey:
-    """The survey with the shared log in front of the others, listed again if one of these has anything to read.
+    """The survey with the shared log in front of the others, and listed again if one of these has anything to read.
 
-    For those who write plain commits, which outrank everything that their writer has read: they must not outrank a
-    transaction that he has not read. A listing takes a while. One of the later logs in it may have a commit that rests
-    on a transaction made after the shared log was listed. That transaction was made before the commit, so another
-    listing of the shared log shows it. It has to be read first, since the reading may fail or end early, and other
-    threads write meanwhile.
+    Whoever writes plain commits needs this. A plain commit outranks everything that its writer has read, and it must
+    not outrank a transaction that its writer has not read. But a listing takes a while: a log that it reaches late may
+    have a commit that rests on a transaction made after the shared log was listed. A second listing of the shared log
+    shows that transaction, because it was made before the commit. The shared log has to be read first, because the
+    reading may fail or end early, and because other threads write meanwhile.
 
-    :param own: whose log needs no reading.
+    :param own: the agent whose log needs no reading; empty: all logs need it.
     """
     segments = dict(found.segments)
     if unread(found.cursors, {agent: listed for agent, listed in segments.items() if agent not in (own, TRANSACTIONS)}):

@@ -167,9 +167,7 @@ class Feed(Generic[T]):
         :raises UsageError: `since` is not a token, or belongs to another store.
         """
         token = None if since is None else Token.parse(since)
-        if token is not None and token.store and not store:
-            token = None  # a copy that has no id yet, of that store; or a restored one that had none: read everything
-        elif token is not None and token.store not in ("", store):
+        if token is not None and store and token.store not in ("", store):
             raise UsageError(
                 f"this token is of another store than {self._backend.url} (or of the one that a copy was made of): "
                 "without since= the changes begin with everything"

@@ -15,6 +15,7 @@ from opslog.backends import posix
 from opslog.format.commits import Set
 from opslog.store import replica_of
 from tests.support.bucket import BUCKETS, Bucket, Fault, Request
+from tests.support.waiting import until
 
 Store = opslog.Store[dict[str, Any]]
 
@@ -165,3 +166,31 @@ def test_a_compaction_that_is_published_is_no_failure(monkeypatch: pytest.Monkey
 
 def no_answer() -> NoReturn:
     raise opslog.RetryError("no answer")
+
+
+def test_a_lock_that_cannot_be_given_back_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Others wait until its time is over."""
+    with opened("bucket://lock", "a") as store:
+        store["x"] = {}
+        with BUCKETS["lock"].failing(lambda request: Fault("refused") if request.method == "delete" else None):
+            store.compact()
+        assert "was not given back" in caplog.text
+        with pytest.raises(opslog.LockedError):
+            store.compact()
+
+
+def test_an_automatic_compaction_reports_garbage_that_it_could_not_delete() -> None:
+    settings = opslog.Settings(grace_seconds=0, undo_window=0)
+    with opslog.open("bucket://automatic", agent="a", compact_after=3, settings=settings) as store:
+        compaction = replica_of(store).compaction
+        for number in range(2):
+            store["x"] = {"n": number}
+            store.compact()
+        with BUCKETS["automatic"].failing(
+            lambda request: Fault("refused") if request.method == "delete" and "locks/" not in request.key else None
+        ):
+            for number in range(3):
+                store["x"] = {"n": number}
+            until(lambda: compaction.error is not None)
+        assert "not deleted" in (store.stats().compaction_error or "")
+        assert store["x"] == {"n": 2}
