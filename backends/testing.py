@@ -390,6 +390,20 @@ class BackendContract(NamesContract, SharedLogContract):
         appender.check_name()
         appender.close()
 
+    def test_a_name_is_checked_while_another_thread_appends(self, backend: Backend) -> None:
+        appender = backend.appender("agent")
+
+        def append(count: int) -> None:
+            for _ in range(count):
+                appender.append(b"{}\n")
+
+        with ThreadPoolExecutor(1) as pool:
+            appending = pool.submit(append, 50)
+            while not appending.done():
+                appender.check_name()
+            appending.result()
+        appender.close()
+
     def test_a_name_is_free_while_no_appender_holds_it(self, opener: OpenBackend) -> None:
         one, other = opener(), opener()
         appender = one.appender("a")

@@ -330,8 +330,9 @@ class RemoteAppender(forking.BoundAppender):
         return position
 
     def check_name(self) -> None:
-        """Does nothing: the server checks the name at the next append."""
-        self._check_open()
+        """The server checks the name at the next append, and this checks only that a next one is possible at all. It
+        must not look at `_refusal`, which another thread's append sets until its outcome is known."""
+        super()._check_open()
 
     def advance(self, segment: int) -> None:
         if isinstance(self._refusal, AgentFencedError) and self._refusal.path and segment > self._floor:
