@@ -379,7 +379,7 @@ class _Winners:
         lookups = [run.ascending(len(settled)) for run in runs]
         for id in in_order(settled):
             record = settled.pop(id)  # the line is enough from now on
-            stored = first_found(lookups, id)
+            stored = first_found(lookups, id) if lookups else None
             if stored is None or outranks(record, stored):
                 self.documents += isinstance(record, Set) - isinstance(stored, Set)
                 yield Row.new(record)

@@ -224,11 +224,14 @@ class Merge(msgspec.Struct):
             self._note_author(commit)
         log.seen += len(commits)
         settled = self.settled
-        found = {record.id: record for record in _records_of(commits)}
-        is_older = commits[-1].clock < oldest  # than every settled record
-        for id in found.keys() & settled.keys():
-            if is_older or outranks(settled[id], found[id]):
-                del found[id]
+        records = _records_of(commits)
+        if commits[-1].clock < oldest:  # so each settled record outranks them
+            found = {record.id: record for record in records if record.id not in settled}
+        else:
+            found = {record.id: record for record in records}
+            for id in found.keys() & settled.keys():
+                if outranks(settled[id], found[id]):
+                    del found[id]
         for record in found.values():
             detached(record, log.agent)
         settled.update(found)
@@ -357,7 +360,7 @@ class Merge(msgspec.Struct):
 
 def _records_of(commits: Sequence[Commit]) -> Iterable[Record]:
     """The records of sets, deletes and batches, in their order."""
-    if any(type(commit) is Batch for commit in commits):
+    if Batch in set(map(type, commits)):
         return (record for commit in commits for record in commit.records)
     return cast(Sequence[Record], commits)
 

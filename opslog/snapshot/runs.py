@@ -460,7 +460,8 @@ def newest_records(runs: Sequence[SortedRecords]) -> Iterator[Record]:
 def merge_rows(sources: Iterable[Iterable[Row]]) -> Iterator[Row]:
     """The newest row of each id in several sources, in order of id. Each source is in order of id, and the newest
     source comes first."""
-    return newest_wins(_merged(sources))
+    sources = list(sources)
+    return iter(sources[0]) if len(sources) == 1 else newest_wins(_merged(sources))
 
 
 def _merged(sources: Iterable[Iterable[T]]) -> Iterator[tuple[str, int, T]]:
