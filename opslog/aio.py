@@ -31,7 +31,7 @@ from opslog.compaction.compact import Compaction, KeepHistory
 from opslog.concurrency.loop_worker import LoopWorker
 from opslog.concurrency.soon import Soon
 from opslog.errors import ClosedError, OpslogError, SealedError, UsageError
-from opslog.format.commits import Commit, Set
+from opslog.format.commits import Commit, Record, Set
 from opslog.format.documents import Document
 from opslog.history import Revision
 from opslog.lease import AsyncLease
@@ -237,18 +237,10 @@ class AsyncStore(Generic[T]):
         self._replica.check_writable()
         batch = OpenBatch(None)
         try:
-            yield AsyncBatch(self._store, partial(self._in_batch, batch))
+            yield AsyncBatch(self._store, batch, self._read)
         finally:
             commit = batch.end()
         await self._commit(commit)
-
-    async def _in_batch(self, batch: OpenBatch, call: Callable[[], R]) -> R:
-        def run() -> R:
-            if batch.has_ended:
-                raise UsageError("this batch has ended, and what is done to it now would be lost: begin another one")
-            return self._replica.batches.inside(batch, call)
-
-        return await self._read(run)
 
     # -- transactions: the functions are called in another thread, and those of tasks that wait at once share an append
 
@@ -278,7 +270,7 @@ class AsyncStore(Generic[T]):
             yield made
             await self._decide("transaction", partial(deciding.repeat, made))
         finally:
-            deciding.leave(made)
+            await self._read(partial(deciding.leave, made))
 
     async def _decide(self, call: str, decide: Callable[[Transaction[T]], R], attempts: int | None = None) -> R:
         deciding = self._replica.deciding_of(call)
@@ -344,10 +336,10 @@ class AsyncStore(Generic[T]):
                 await self._decide("set", partial(transaction.write, commit))
                 return
             try:
-                pending = log.queue(commit, guards)
                 if replica.is_buffered:
-                    await self._make_room(log, pending)
+                    await self._buffer(log, commit, guards)
                 else:
+                    pending = log.queue(commit, guards)
                     await self._written(pending)
                     if pending.error is not None:
                         raise pending.error
@@ -357,7 +349,12 @@ class AsyncStore(Generic[T]):
         if replica.compaction.is_far_behind:
             await _in_thread(replica.compaction.wait)
 
-    async def _make_room(self, log: LogWriter, pending: Pending) -> None:
+    async def _buffer(self, log: LogWriter, commit: Commit, guards: int) -> None:
+        if self._replica.in_state and not self._reads_are_quick:
+            # A buffered commit comes into memory at once, and has to wait for the thread that is reading.
+            await _in_thread(lambda: log.finish(log.queue(commit, guards)))
+            return
+        pending = log.queue(commit, guards)
         if log.is_full:
             await _in_thread(partial(log.finish, pending))
         else:
@@ -553,20 +550,38 @@ class AsyncChanges(Generic[T]):
 class AsyncBatch(Generic[T]):
     """Sets and deletes that will be one commit; see `AsyncStore.batch`. Its reads see its own changes.
 
-    :param inside: makes a call as if it stood in the block of this batch, and returns its result.
+    :param read: makes a call that reads, in a thread if it may have to wait, and returns its result.
     """
 
-    def __init__(self, store: Store[T], inside: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+    def __init__(self, store: Store[T], batch: OpenBatch, read: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
         self._store = store
-        self._inside = inside
+        self._replica = replica_of(store)
+        self._batch = batch
+        self._read = read
 
     async def get(self, id: str, default: T | None = None) -> T | None:
         document: T | None = await self._inside(lambda: self._store.get(id, default))
         return document
 
     async def set(self, id: str, document: T) -> None:
-        await self._inside(lambda: self._store.set(id, document))
+        self._add(await self._inside(partial(self._replica.prepare_set, id, document)))
 
     async def delete(self, id: str) -> None:
         """:raises NotFoundError: there is no document with this id."""
-        await self._inside(lambda: self._store.delete(id))
+        self._add(await self._inside(partial(self._replica.prepare_delete, id)))
+
+    async def _inside(self, call: Callable[[], Any]) -> Any:
+        """Make a call that reads, as if it stood in the block of this batch, and return its result."""
+        self._check()
+        return await self._read(partial(self._replica.batches.inside, self._batch, call))
+
+    def _add(self, record: Record) -> None:
+        """In the event loop, and not in the thread that has read: a cancelled call must not come in later, behind a
+        newer one, or after the batch was committed."""
+        self._check()
+        self._batch.add(record)
+
+    def _check(self) -> None:
+        self._replica.check_open()
+        if self._batch.has_ended:
+            raise UsageError("this batch has ended, and what is done to it now would be lost: begin another one")

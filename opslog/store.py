@@ -188,7 +188,10 @@ class Store(MutableMapping[str, T], Generic[T]):
         :raises CommitUnknownError: it may have been written; reopen the store and check.
         """
         if if_stamp is NO_CONDITION:
-            self._commit(self._replica.prepare_set(id, document))
+            replica = self._replica
+            record = replica.prepare_set(id, document)
+            if replica.batches.local.batch is None or not replica.add_to_batch(record):
+                self._commit(record)
         else:
             from opslog.replica import transaction
 
@@ -201,7 +204,9 @@ class Store(MutableMapping[str, T], Generic[T]):
         :raises NotFoundError: there is no document with this id. Other errors as in `set`.
         """
         if if_stamp is NO_CONDITION:
-            self._commit(self._replica.prepare_delete(id))
+            record = self._replica.prepare_delete(id)
+            if not self._replica.add_to_batch(record):
+                self._commit(record)
         else:
             from opslog.replica import transaction
 

@@ -79,6 +79,11 @@ class AutoCompaction:
         self.commits_compacted = manifest.commits
         self.error: str | None = None
 
+    def tail_of(self, commits: int) -> int:
+        """How many of so many commits are not compacted; 0 if the newest known manifest has others, too, that were not
+        read yet."""
+        return max(0, commits - self.commits_compacted)
+
     def note_commits(self, commits: int) -> None:
         """Note the number of commits that exist now, compacted ones included. Wakes the thread if a compaction is due.
         Never waits."""

@@ -72,7 +72,7 @@ def figures_of(name: str, store: Store[Document]) -> StoreFigures:
     replica = replica_of(store)
 
     def read(state: State) -> StoreFigures:
-        tail = state.commits - replica.compaction.commits_compacted
+        tail = replica.compaction.tail_of(state.commits)
         fails = replica.compaction.error is not None
         return StoreFigures(name, state.documents, state.commits, tail, fails, replica.backend.requests)
 

@@ -39,7 +39,7 @@ from opslog.format.commits import Set, Stamp, described_line
 from opslog.format.documents import Document
 from opslog.format.exact import load_document
 from opslog.format.layout import TRANSACTIONS, check_agent, check_name
-from opslog.merge.undo import Undoable, not_ours
+from opslog.merge.undo import not_ours
 from opslog.query.conditions import And, Range
 from opslog.query.paths import BY_ID, parse_path
 from opslog.query.question import OrderBy, Question, Where, question
@@ -279,14 +279,10 @@ class Operations:
             return Undone(taken_back is not None, None, list(taken_back or ()))
         from opslog.lease import PREFIX
 
-        self._refresh()
-        where = replica.undoable(author)
-
         def decide(transaction: Documents) -> Undone:
-            if where is Undoable.IN_OWN_LOG:
+            newest = transaction.undoable(author)
+            if newest is not None and newest.agent != TRANSACTIONS:
                 raise not_ours(author)
-            if where is Undoable.NOTHING:
-                return Undone(False)
             ids = transaction.undo(author)
             if ids is None:
                 return Undone(False)

@@ -23,7 +23,7 @@ from opslog.format.commits import CLOCK_MAX, Batch, Commit, Delete, Record, Seal
 from opslog.format.layout import TRANSACTIONS
 from opslog.format.scanned import ScannedCommits, first_clock
 from opslog.merge.stamps import newer, outranks
-from opslog.merge.undo import Recent, farthest, reachable_after
+from opslog.merge.undo import Recent, farthest, newest_in_reach, newest_undoable, reachable_after
 
 if TYPE_CHECKING:
     from opslog.merge.lines import Lines
@@ -295,6 +295,13 @@ class Merge(msgspec.Struct):
             assert winner is not None
             winners[id] = winner
         return winners
+
+    def undoable(self, author: str) -> Commit | None:
+        """The commit that an undo of an author takes back, in the author's own log or in the shared log; None: nothing
+        is in reach."""
+        own = newest_undoable(self.recent.get(author, ()))
+        shared = newest_undoable(self.recent.get(TRANSACTIONS, ()), author)
+        return newest_in_reach(own, shared, self.settled_by.get(author, 0))
 
     def newest_by_author(self) -> dict[str, int]:
         """Per author the clock of its newest commit that is not cancelled, in its own log or in the shared log."""

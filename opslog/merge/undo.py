@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from enum import Enum
 
 import msgspec
 
@@ -32,27 +31,16 @@ class Recent(msgspec.Struct, gc=False):
         return bool(self.records) and not self.cancelled
 
 
-class Undoable(Enum):
-    """The place of the commit that an undo takes back."""
-
-    NOTHING = "nothing is in reach"
-    IN_OWN_LOG = "in the log of its agent"
-    IN_SHARED_LOG = "in the shared log"
-
-
-def undoable_in(own: Commit | None, shared: Commit | None, settled: int) -> Undoable:
-    """Where the newest commit of an author is, if an undo may cancel it.
+def newest_in_reach(own: Commit | None, shared: Commit | None, settled: int) -> Commit | None:
+    """The commit of an author that an undo takes back; None: there is none, or the newest one is out of reach.
 
     :param own: the newest commit in the author's own log that an undo would cancel now; None: there is none.
     :param shared: likewise among the author's commits in the shared log.
     :param settled: the clock of the author's newest commit in either log that is out of reach and not taken back; 0:
         there is none.
     """
-    own_clock, shared_clock = own.clock if own else 0, shared.clock if shared else 0
-    newest = max(own_clock, shared_clock)
-    if not newest or settled > newest:
-        return Undoable.NOTHING
-    return Undoable.IN_SHARED_LOG if shared_clock > own_clock else Undoable.IN_OWN_LOG
+    newest = shared if own is None or (shared is not None and shared.clock > own.clock) else own
+    return None if newest is None or newest.clock < settled else newest
 
 
 def not_ours(author: str) -> UsageError:

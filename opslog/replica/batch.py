@@ -8,10 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar, overload
 
-import msgspec
-
 from opslog.errors import UsageError
-from opslog.format.commits import Batch, Delete, DeleteOp, Record, Set, SetOp
+from opslog.format.commits import Batch, DeleteOp, Record, Set, SetOp
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -39,14 +37,11 @@ class OpenBatch:
         """Whether the block has ended although its ``__exit__`` did not run."""
         return self._held is not None and self._held() is None
 
-    def set(self, id: str, data: msgspec.Raw, v: int) -> None:
-        self._add(SetOp(id, data, v), Set("", 0, "", id, data, v))
-
-    def delete(self, id: str, archived: str | None) -> None:
-        self._add(DeleteOp(id, archived), Delete("", 0, "", id, archived))
-
-    def _add(self, op: SetOp | DeleteOp, record: Record) -> None:
-        self.overlay[record.id] = record  # no exception comes between the two
+    def add(self, record: Record) -> None:
+        """Add a set or a delete that has no stamp yet."""
+        id = record.id
+        op = SetOp(id, record.data, record.v) if isinstance(record, Set) else DeleteOp(id, record.archived)
+        self.overlay[id] = record  # no exception comes between the two
         self.ops.append(op)
 
     def end(self) -> Batch | None:

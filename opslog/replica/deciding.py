@@ -41,7 +41,7 @@ from opslog.errors import (
     OpslogError,
     WriteFailedError,
 )
-from opslog.format.commits import Commit, Undo
+from opslog.format.commits import Commit
 from opslog.format.documents import Schema
 from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log.reader import SEGMENT_COST, Cursor
@@ -281,7 +281,10 @@ class Deciding(Generic[T]):
 
     def decide_all(self) -> None:
         """Decide all queued transactions."""
-        self._alone.run(self._decide_queued)
+        try:
+            self._alone.run(self._decide_queued)
+        finally:
+            self._wake_next()
 
     def close(self) -> None:
         """Wait for the group under way; the other queued transactions end with ClosedError."""
@@ -562,7 +565,7 @@ def _changed(waiting: Waiting[T, Any], old: Sight[T], now: Sight[T]) -> str | No
     """The document whose change makes it necessary to decide a transaction again. None: there is none. Empty: there is
     one, but it is unknown which."""
     assert waiting.transaction is not None
-    if isinstance(waiting.commit, Undo) or waiting.transaction.is_searching:
+    if waiting.transaction.is_searching:
         return ""
     return first_difference(waiting.transaction.reads, old, now)
 

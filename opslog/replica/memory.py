@@ -24,15 +24,15 @@ class Memory:
         that guard them, before the state takes in an undo, which may give a transaction's record back, and when a
         thread enters the first block of a transaction. 0 means that no document is guarded and that no thread was in
         such a block: no transaction was ever in this memory or appended from here.
-    :ivar in_state: whether a thread is in a block that reads or changes the state. A caller that holds the lock of
-        these blocks and finds this set is a signal handler that has interrupted its own thread in such a block.
+    :ivar in_state: the thread that is in a block that reads or changes the state; 0: none is. A caller that finds its
+        own thread here is a signal handler that has interrupted it in such a block.
     """
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.guards = int(state.has_transactions)
         self._state_lock = threading.RLock()
-        self.in_state = False
+        self.in_state = 0
 
     @abstractmethod
     def replace(self, state: State, missing: MissingFileError | None) -> None:
@@ -56,7 +56,7 @@ class Memory:
                     outer = self.in_state
                     if outer:
                         state.check_idle()
-                    self.in_state = True
+                    self.in_state = threading.get_ident()
                     try:
                         return query(state, *args, **kwargs)
                     except MissingFileError as error:
@@ -69,7 +69,7 @@ class Memory:
         """The winner of a document in the tail, if it is newer than the whole snapshot and nobody is changing the
         state. Otherwise None, and `read` has the answer. Takes no lock.
 
-        `_in_state` is set as long as the state is changed. So if a caller sees a part of a change, its next call waits
+        `in_state` is set as long as the state is changed. So if a caller sees a part of a change, its next call waits
         for the rest. A state that was replaced meanwhile loses its winners, and then this returns None. A winner that
         it still has was the winner when the call began.
         """
@@ -87,7 +87,7 @@ class Memory:
         """Call a function on the state, while no other thread reads or changes it, and return its result. The state may
         be torn."""
         with self._state_lock:
-            outer, self.in_state = self.in_state, True
+            outer, self.in_state = self.in_state, threading.get_ident()
             try:
                 return call(self.state)
             finally:
@@ -96,7 +96,7 @@ class Memory:
     def apply(self, commits: Iterable[Commit]) -> None:
         """Apply the next commits of the store's own log. If an exception ends this early, the state is torn."""
         with self._state_lock:  # as `change`, without its two calls: every buffered set passes here
-            outer, self.in_state = self.in_state, True
+            outer, self.in_state = self.in_state, threading.get_ident()
             try:
                 self.state.apply(commits)
             finally:
@@ -109,15 +109,13 @@ class Memory:
             self.state.is_torn = True
 
     def check_not_in_state(self) -> None:
-        """Call this before anything that waits for other threads, because they may be waiting for the state.
+        """Call this before anything that waits for other threads, because they may be waiting for the state. Takes no
+        lock: a read holds it for as long as the storage takes, and the event loop must not wait for that.
 
         :raises UsageError: called by a signal handler that interrupted its own thread in the state.
         """
-        if not self.in_state:
-            return  # no thread is in the state, so this one is not
-        with self._state_lock:
-            if self.in_state:
-                raise UsageError(
-                    "this call came while the same thread was in another call of this store, as the handler of a "
-                    "signal does: let the handler set a flag, and make the call after it has returned"
-                )
+        if self.in_state == threading.get_ident():
+            raise UsageError(
+                "this call came while the same thread was in another call of this store, as the handler of a signal "
+                "does: let the handler set a flag, and make the call after it has returned"
+            )

@@ -35,7 +35,7 @@ from opslog.format.documents import Schema, check_id, plain_id
 from opslog.format.layout import TRANSACTIONS
 from opslog.kernel import find_document
 from opslog.log.reader import Cursor
-from opslog.merge.undo import Undoable, newest_undoable, not_ours, undoable_in
+from opslog.merge.undo import not_ours
 from opslog.replica.batch import Batches
 from opslog.replica.decoded import DecodedDocuments
 from opslog.replica.following import Following
@@ -287,9 +287,8 @@ class Replica(Following, Generic[T]):
                 "and without read_only"
             )
 
-    def prepare_set(self, id: str, document: T) -> Set | None:
-        """The commit of a set, still without ts, clock and agent. None if it became part of this thread's batch. Errors
-        as in `Store.set`."""
+    def prepare_set(self, id: str, document: T) -> Set:
+        """The commit of a set, still without ts, clock and agent. Errors as in `Store.set`."""
         if type(id) is not str or not id.isascii():  # as `check_id`, without its call
             id = check_id(id)
         schema = self.schema
@@ -298,26 +297,25 @@ class Replica(Following, Generic[T]):
         if self._reads_replaced and (replaced := self.record(id)) is not None:
             schema.check_known(encoded, replaced)
             v = schema.version or replaced.v
-        data = msgspec.Raw(encoded)
-        if self.batches.local.batch is None or (batch := self.batches.current) is None:
-            return Set("", 0, "", id, data, v)
-        self.check_open()
-        batch.set(id, data, v)
-        return None
+        return Set("", 0, "", id, msgspec.Raw(encoded), v)
 
-    def prepare_delete(self, id: str) -> Delete | None:
+    def prepare_delete(self, id: str) -> Delete:
         """The commit of a delete, like `prepare_set`.
 
         :raises NotFoundError: there is no such document.
         """
         if not self.contains(id):
             raise NotFoundError(f"there is no document {id!r} in {self.backend.url}")
-        id = plain_id(id)
+        return Delete("", 0, "", plain_id(id))
+
+    def add_to_batch(self, record: Record) -> bool:
+        """Make a set or a delete a part of this thread's batch. Returns whether there is one."""
         batch = self.batches.current
         if batch is None:
-            return Delete("", 0, "", id)
-        batch.delete(id, None)
-        return None
+            return False
+        self.check_open()
+        batch.add(record)
+        return True
 
     def deciding_of(self, call: str) -> Deciding[T]:
         """The object that decides transactions.
@@ -360,8 +358,8 @@ class Replica(Following, Generic[T]):
         return guards
 
     def check_own_log(self) -> None:
-        """Check that no other process writes this agent's log. Call this before deciding anything: memory has only the
-        commits that were written here.
+        """Check that no other process writes this agent's log. Call this before deciding anything, and before saying
+        that there is nothing to do: memory has only the commits that were written here.
 
         :raises ReopenError: another process writes it or may do so, or an earlier commit had an unknown outcome.
         :raises WriteFailedError: the store is gone.
@@ -382,38 +380,36 @@ class Replica(Following, Generic[T]):
         """
         self.check_writable("undo")
         author = self.author or ""
-        if self.log is None or self.state.has_transactions:
-            self.flush()
-            self.refresh()
-            where = self.undoable(author)
-            if where is Undoable.NOTHING:
+        undone: tuple[str, ...] | None = None
+        while undone is None:  # again, if another thread undoes the same commit: the next one may be in the other log
+            if self.log is None or self.state.has_transactions:
+                self.flush()
+                self.refresh()
+            target = self.read(lambda state: state.merge.undoable(author))
+            if target is None:
+                self.check_own_log()
                 return None
-            if where is Undoable.IN_SHARED_LOG:
-                return self.deciding_of("undo").run(lambda transaction: transaction.undo(author))
-            if self.log is None:
+            if target.agent == TRANSACTIONS:
+                undone = self.deciding_of("undo").run(lambda transaction: transaction.undo(author))
+            elif self.log is None:
                 raise not_ours(author)
-        taken_back: tuple[str, ...] = ()
+            else:
+                undone = self._undo_own(author)
+        return undone
+
+    def _undo_own(self, author: str) -> tuple[str, ...] | None:
+        """Undo the author's newest commit, if it is in the store's own log. Returns the ids as `undo` does."""
+        undone: tuple[str, ...] | None = None
 
         def prepare(state: State) -> Undo | None:
-            nonlocal taken_back
-            target = newest_undoable(state.merge.recent.get(author, ()))
-            if target is None:
+            nonlocal undone
+            target = state.merge.undoable(author)
+            if target is None or target.agent == TRANSACTIONS:
                 return None
-            taken_back = tuple(record.id for record in target.records)
+            undone = tuple(record.id for record in target.records)
             return Undo("", 0, "", target.clock)
 
-        return taken_back if self.commit_decided("undo", prepare) else None
-
-    def undoable(self, author: str) -> Undoable:
-        """The log with the newest commit of an author that an undo may cancel, as far as logs are read."""
-
-        def find(state: State) -> Undoable:
-            recent = state.merge.recent
-            own = newest_undoable(recent.get(author, ()))
-            shared = newest_undoable(recent.get(TRANSACTIONS, ()), author)
-            return undoable_in(own, shared, state.merge.settled_by.get(author, 0))
-
-        return self.read(find)
+        return undone if self.commit_decided("undo", prepare) else None
 
     def commit_decided(self, call: str, decide: Callable[[State], Commit | None]) -> bool:
         """Decide a commit on the newest state and write it. `decide` is called when all of the store's own commits are
@@ -425,7 +421,6 @@ class Replica(Following, Generic[T]):
         self.check_writable(call)
         log = self.log
         assert log is not None, "without a log of its own, a store decides transactions"
-        self.check_own_log()
         self.refresh_if_stale()
         while True:
             if (state := self.state).is_torn:
@@ -434,6 +429,7 @@ class Replica(Following, Generic[T]):
             if is_torn:
                 continue  # it was torn just now
             if pending is None:
+                self.check_own_log()
                 return False
             with suppress(SealedError):
                 log.wait(pending)  # in buffered mode, too: only now it is known whether a seal came first

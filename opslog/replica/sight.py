@@ -15,7 +15,6 @@ from opslog.errors import MissingFileError, RetryError
 from opslog.format.commits import Commit, Record, Set
 from opslog.format.layout import TRANSACTIONS
 from opslog.log.reader import Cursor
-from opslog.merge.undo import newest_undoable
 from opslog.replica.questions import Frozen, Questions
 from opslog.replica.state import View
 
@@ -126,9 +125,7 @@ class Sight(Generic[T]):
 
     def undoable(self, author: str) -> Commit | None:
         self.is_early = self.is_early or bool(self.before)
-        return self._replica.read_frozen(
-            lambda: newest_undoable(self.view.state.merge.recent.get(TRANSACTIONS, ()), author)
-        )
+        return self._replica.read_frozen(lambda: self.view.state.merge.undoable(author))
 
     def shared_end(self) -> Cursor:
         self.agents.add(TRANSACTIONS)

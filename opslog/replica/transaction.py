@@ -14,6 +14,7 @@ import msgspec
 from opslog.errors import ConflictError, ExistsError, NotFoundError, UsageError
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, Stamp, Undo
 from opslog.format.documents import Schema, check_id, plain_id
+from opslog.format.layout import TRANSACTIONS
 from opslog.log.reader import Cursor
 from opslog.query import conditions
 from opslog.query.question import Group, OrderBy, Where, grouping, parse, question
@@ -244,15 +245,21 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         self._check()
         self._written[record.id] = record
 
-    def undo(self, author: str) -> tuple[str, ...] | None:
-        """Take back an author's newest commit in the shared log that is in reach, if there is one. The transaction then
-        writes nothing else.
+    def undoable(self, author: str) -> Commit | None:
+        """The commit that an undo of an author takes back, in whichever log. From now on, the transaction depends on
+        all of the shared log."""
+        self.is_searching = True
+        return self._source.undoable(author)
 
-        :returns: the documents that it gives back; None: no commit is in reach.
+    def undo(self, author: str) -> tuple[str, ...] | None:
+        """Take back an author's newest commit, if that is in the shared log, and in reach. The transaction then writes
+        nothing else.
+
+        :returns: the documents that it gives back; None: it takes back nothing.
         :raises ConflictError: one of its documents was written since.
         """
-        commit = self._source.undoable(author)
-        if commit is None:
+        commit = self.undoable(author)
+        if commit is None or commit.agent != TRANSACTIONS:
             return None
         for record in commit.records:
             now = self._source.record(record.id)

@@ -35,10 +35,10 @@ from opslog.log.freshness import Freshness
 from opslog.log.reader import Segments
 from opslog.log.survey import Survey
 from opslog.log.writer import Group, LogWriter
+from opslog.merge import merge
 from opslog.merge.clock import LamportClock
 from opslog.merge.merge import Merge
 from opslog.merge.undo import Recent
-from opslog.replica import replica
 from opslog.replica.following import Following
 from opslog.replica.memory import Memory
 from opslog.replica.state import State
@@ -408,8 +408,8 @@ ALL = [
         property(lambda self: True),
         likely("s3", PAUSES, 10, rivals=2, undo_window=0, nap_seconds=20.0),
     ),
-    Breakage("undo a commit that is undone already", replica, "newest_undoable", _newest_whatever, likely("posix", {})),
-    Breakage("undo the oldest commit of the window", replica, "newest_undoable", _oldest_first, likely("posix", {})),
+    Breakage("undo a commit that is undone already", merge, "newest_undoable", _newest_whatever, likely("posix", {})),
+    Breakage("undo the oldest commit of the window", merge, "newest_undoable", _oldest_first, likely("posix", {})),
     Breakage("compact to the end of the log", Tail, "__init__", _compact_everything, likely("posix", {})),
     Breakage(
         "do not list manifests again after loading",

@@ -183,6 +183,10 @@ class Ledger:
             attempt = _CALL.get()
             if attempt is not None:
                 attempt.pending = pending
+                attempt.decided, attempt.sent = (
+                    None,
+                    [],
+                )  # what an undo decided before in the shared log was not written
                 attempt.seen = _commits_seen(attempt.store)
                 self.on_queued(attempt, commit)
             return pending

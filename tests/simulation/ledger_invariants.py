@@ -33,6 +33,15 @@ def acknowledged_commits_are_never_lost(attempts: Iterable[Attempt], logs: Logs)
 
 
 @invariant
+def nothing_is_left_to_undo(is_broken: bool, who: str) -> str | None:
+    """An undo finds nothing to take back only in a store that knows everything that it has written.
+
+    :param is_broken: whether a commit of the store had an unknown outcome before.
+    """
+    return f"an undo of {who} found nothing, and the outcome of a commit before it is unknown" if is_broken else None
+
+
+@invariant
 def refused_commits_are_absent(attempts: Iterable[Attempt], logs: Logs) -> str | None:
     """Every commit of a log belongs to a call that returned, or to one whose outcome is unknown. No commit belongs to a
     call that failed with nothing written, or to no call."""

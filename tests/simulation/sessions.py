@@ -264,9 +264,12 @@ class Session:
         """Something to do between two documents of a batch."""
 
     async def undo(self) -> None:
+        log = replica_of(self.store).log
+        is_broken = log is not None and log._broken is not None
         with self.attempt("undo", None) as attempt:
             if not await self.calls.undo():
                 attempt.outcome = "nothing"
+                ledger_invariants.nothing_is_left_to_undo(is_broken, self.name or self.agent)
 
     async def refresh(self) -> None:
         self.handout.take(self.name, await self.calls.refresh())

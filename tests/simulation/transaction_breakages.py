@@ -19,8 +19,12 @@ from opslog.log import shared
 from opslog.log.reader import list_log
 from opslog.log.session import WriterSession
 from opslog.log.shared import SharedLog
-from opslog.replica import deciding
+from opslog.log.survey import Survey
+from opslog.merge.merge import Merge
+from opslog.merge.undo import newest_undoable
+from opslog.replica import deciding, following, loading
 from opslog.replica.deciding import Deciding, Waiting
+from opslog.replica.replica import Replica
 from opslog.replica.state import State, View
 from opslog.replica.transaction import Reads, Transaction
 from tests.simulation.breakages import ANSWERS, Breakage, likely
@@ -134,11 +138,31 @@ def _no_hashes(hashes: Iterable[int]) -> bytes:
 
 def _undo_whatever(self: Transaction[Any], author: str) -> tuple[str, ...] | None:
     """Whether or not others have overwritten it."""
-    commit = self._source.undoable(author)
-    if commit is None:
+    commit = self.undoable(author)
+    if commit is None or commit.agent != TRANSACTIONS:
         return None
     self._undo = Undo("", 0, "", commit.clock, by=author)
     return tuple(record.id for record in commit.records)
+
+
+def _as_listed(backend: Backend, found: Survey, own: str) -> Survey:
+    """The shared log is read after the logs whose names come before its own."""
+    return found
+
+
+def _undo_newest_of_own_log(self: Replica[Any], author: str) -> tuple[str, ...] | None:
+    """The newest commit of the own log, although another thread's undo may have left a newer one in the shared log."""
+    undone: tuple[str, ...] | None = None
+
+    def prepare(state: State) -> Undo | None:
+        nonlocal undone
+        target = newest_undoable(state.merge.recent.get(author, ()))
+        if target is None:
+            return None
+        undone = tuple(record.id for record in target.records)
+        return Undo("", 0, "", target.clock)
+
+    return undone if self.commit_decided("undo", prepare) else None
 
 
 TRANSACTIONAL = [
@@ -265,6 +289,77 @@ TRANSACTIONAL = [
         "_changed",
         _nothing,
         likely("s3", {}, agents=4, **CLAIMS),
+    ),
+    Breakage(
+        "read the logs in the order of their names",
+        following,
+        "shared_log_first",
+        _as_listed,
+        likely(
+            "posix",
+            {"fail": 1},
+            150,
+            12_000,
+            {"fail": "open /store/ops/transactions/0"},
+            agents=5,
+            calls=40,
+            transactions=0.1,
+            think_seconds=0.01,
+            weights={"refresh": 2.0, "set": 10.0},
+        ),
+        more=((loading, "shared_log_first", _as_listed),),
+    ),
+    Breakage(
+        "forget which commits an undo cannot reach any more",
+        Merge,
+        "_note_settled",
+        _nothing,
+        likely(
+            "posix",
+            {},
+            calls=40,
+            undo_window=1,
+            compactors=0,
+            transactions=0.5,
+            think_seconds=0.01,
+            weights={"undo": 10.0, "set": 8.0},
+        ),
+    ),
+    Breakage(
+        "choose the log of an undo before other undos have ended",
+        Replica,
+        "_undo_own",
+        _undo_newest_of_own_log,
+        likely(
+            "s3",
+            {},
+            agents=2,
+            calls=80,
+            threaded=2,
+            threads=5,
+            undo_window=16,
+            transactions=0.5,
+            think_seconds=0.01,
+            weights={"undo": 10.0, "set": 8.0},
+        ),
+    ),
+    Breakage(
+        "find nothing to undo after a commit with an unknown outcome",
+        Replica,
+        "check_own_log",
+        _nothing,
+        likely(
+            "posix",
+            {"lost": 1},
+            40,
+            4500,
+            {"lost": "fsync /store/ops/agent"},
+            calls=40,
+            undo_window=1,
+            threaded=3,
+            threads=2,
+            weights={"undo": 10.0, "set": 4.0, "batch": 2.0},
+        ),
     ),
     Breakage(
         "compare only a query's documents after a lost race",

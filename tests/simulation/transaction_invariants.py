@@ -176,9 +176,12 @@ def plain_commits_outrank_no_unread_transaction(attempts: Sequence[Attempt], log
     unread = list(accumulate(reversed(logs.get(TRANSACTIONS, ())), _least, initial=math.inf))[::-1]
     if sum(len(log) for agent, log in logs.items() if agent != TRANSACTIONS) >= CLOCK_STEP:
         return None
+    written = {commit.stamp for log in logs.values() for commit in log}
     for attempt in attempts:
         seen = attempt.seen
-        if seen is not None and seen < len(unread) and unread[seen] < attempt.clock:
+        if seen is None or seen >= len(unread) or attempt.stamp not in written:
+            continue
+        if unread[seen] < attempt.clock:
             return f"{attempt} outranks the transaction at clock {unread[seen]}, which its store had not read"
     return None
 
@@ -262,6 +265,38 @@ def undo_takes_back_what_nobody_built_on(replay: Replay) -> str | None:
 
 
 @invariant
+def undo_passes_no_newer_commit(attempts: Sequence[Attempt], logs: Logs) -> str | None:
+    """An undo takes back its author's newest commit in either log, of those that are not undone yet. Commits in the
+    shared log count if its store had read them before, and others if they were acknowledged before."""
+    commits = {commit.stamp: commit for log in logs.values() for commit in log}
+    undone: dict[Stamp, int] = {}
+    for undo in commits.values():
+        if isinstance(undo, Undo):
+            undone.setdefault(Stamp(undo.target, undo.agent), undo.clock)
+    done: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        if attempt.outcome == "done" and attempt.stamp in commits:
+            done.setdefault(attempt.agent, []).append(attempt)
+    for written in done.values():
+        for undoing in written:
+            undo = commits[undoing.stamp]
+            if not isinstance(undo, Undo):
+                continue
+            for other in written:
+                is_read = other.clock <= undoing.known if other.sent else _is_before(other, undoing)
+                if not is_read or other.clock <= undo.target or undone.get(other.stamp, undo.clock) < undo.clock:
+                    continue
+                if commits[other.stamp].records:
+                    return f"{undoing} has undone {undo.target}, and passed {other}"
+    return None
+
+
+def _is_before(other: Attempt, call: Attempt) -> bool:
+    """Whether it was acknowledged before the call began."""
+    return other.ended is not None and other.ended < call.began
+
+
+@invariant
 def guarded_documents_go_to_the_shared_log(guarded: Iterable[str], attempt: Attempt) -> str | None:
     """A writer that has read that a document's last writer was a transaction does not write it to the log of an
     agent."""
@@ -302,3 +337,4 @@ def check_transactions(attempts: Sequence[Attempt], logs: Logs) -> None:
     answers_rest_on_what_was_there(replay)
     transactions_are_in_real_order(replay)
     undo_takes_back_what_nobody_built_on(replay)
+    undo_passes_no_newer_commit(attempts, logs)

@@ -33,10 +33,16 @@ def no_sync(*_: object) -> None:
     [Store.undo, Store.changes, lambda store: store.archive(lambda document: True)],
     ids=["undo", "changes", "archive"],
 )
+@pytest.mark.parametrize("first", [Store.set, Store.create], ids=["plain", "with a transaction before"])
 def test_what_rests_on_an_unknown_outcome_says_so(
-    call: Callable[[Store], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: Callable[[Store, str, dict[str, Any]], None],
+    call: Callable[[Store], object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The commit may be in the log, where others see it, and is not in memory."""
+    with opened(tmp_path, "b") as other:
+        first(other, "y", {})
     with opened(tmp_path, "a") as store:
         with monkeypatch.context() as patch:
             patch.setattr(posix, "datasync", no_sync)

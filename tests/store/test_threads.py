@@ -198,6 +198,21 @@ def test_each_commit_is_undone_once_by_concurrent_undos(place: Place) -> None:
 
 
 @EVERYWHERE
+def test_concurrent_undos_take_back_the_newest_commits_in_either_log(place: Place) -> None:
+    with opslog.open(place.url("0"), agent="a", compact_after=None) as store:
+        for turn in range(10):
+            for number in range(3):
+                store[f"plain-{turn}-{number}"] = {}
+                store.create(f"transaction-{turn}-{number}", {})
+            assert at_once(*[store.undo] * 3) == [True] * 3
+            assert {id for id in store if id.split("-")[1] == str(turn)} == {
+                f"plain-{turn}-0",
+                f"transaction-{turn}-0",
+                f"plain-{turn}-1",
+            }
+
+
+@EVERYWHERE
 def test_everything_at_once(place: Place) -> None:
     """Sets, batches, undos, refreshes and compactions of two stores, in many threads. Both end in the same state, which
     a newly opened store finds, too."""
