@@ -331,7 +331,7 @@ class RemoteAppender(forking.BoundAppender):
 
     def check_name(self) -> None:
         """The server checks the name at the next append, and this checks only that a next one is possible at all. It
-        must not look at `_refusal`, which another thread's append sets until its outcome is known."""
+        must ignore `_refusal`, which another thread's append sets until its outcome is known."""
         super()._check_open()
 
     def advance(self, segment: int) -> None:

@@ -38,7 +38,7 @@ class Gate:
 
     def wait(self) -> None:
         self.entered.set()
-        assert self.is_open.wait(20), "the event loop stands still"
+        assert self.is_open.wait(20), "the event loop is blocked"
 
     async def reached(self) -> None:
         while not self.entered.is_set():
