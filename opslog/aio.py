@@ -13,10 +13,7 @@ A store belongs to the event loop that opened it.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextvars
 import os
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -29,9 +26,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 from opslog import opening
 from opslog.compaction.compact import Compaction, KeepHistory
 from opslog.concurrency.loop_worker import LoopWorker
+from opslog.concurrency.pool import in_thread, to_its_end
 from opslog.concurrency.soon import Soon
-from opslog.errors import ClosedError, OpslogError, SealedError, UsageError
-from opslog.format.commits import Commit, Record, Set
+from opslog.errors import ClosedError, NotFoundError, OpslogError, SealedError, UsageError
+from opslog.format.commits import Commit, Delete, Record, Set
 from opslog.format.documents import Document
 from opslog.history import Revision
 from opslog.lease import AsyncLease
@@ -85,7 +83,7 @@ class Opening(Generic[T]):
         return self._open().__await__()
 
     async def _open(self) -> AsyncStore[T]:
-        opened = asyncio.ensure_future(_in_thread(self._open_store))
+        opened = asyncio.ensure_future(in_thread(self._open_store))
         try:
             return AsyncStore(await asyncio.shield(opened))
         except asyncio.CancelledError:
@@ -102,35 +100,6 @@ class Opening(Generic[T]):
     ) -> None:
         assert self._store is not None
         await self._store.close()
-
-
-async def _in_thread(call: Callable[[], R]) -> R:
-    """Make a call that may have to wait in asyncio's thread pool, and return its result. If the pool cannot start a
-    thread, the call is made here, and the event loop waits."""
-    done: concurrent.futures.Future[R] = concurrent.futures.Future()
-    claim = threading.Lock()
-
-    def run() -> None:
-        # Call it once only: a call that the pool refused can still be in its queue.
-        if claim.acquire(blocking=False) and done.set_running_or_notify_cancel():
-            try:
-                done.set_result(call())
-            except BaseException as error:  # noqa: BLE001  (it is raised where the outcome is awaited)
-                done.set_exception(error)
-
-    try:
-        ran = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, run)
-    except RuntimeError:
-        run()
-    else:
-        ran.add_done_callback(partial(_deliver_error, done))
-    return await asyncio.wrap_future(done)
-
-
-def _deliver_error(done: concurrent.futures.Future[Any], ran: asyncio.Future[None]) -> None:
-    """If a call could not be made at all, for example for lack of memory, raise that where its outcome is awaited."""
-    if not ran.cancelled() and (error := ran.exception()) is not None and not done.done():
-        done.set_exception(error)
 
 
 def _close_opened(opened: asyncio.Future[Store[Any]]) -> None:
@@ -176,30 +145,30 @@ class AsyncStore(Generic[T]):
         offset: int = 0,
     ) -> Found[T]:
         """As `Store.find`."""
-        return await _in_thread(partial(self._store.find, where, order_by=order_by, limit=limit, offset=offset))
+        return await in_thread(partial(self._store.find, where, order_by=order_by, limit=limit, offset=offset))
 
     async def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
         """The (id, document) pairs whose document fulfils the predicate, which is called in another thread."""
-        return await _in_thread(partial(self._store.filter, predicate))
+        return await in_thread(partial(self._store.filter, predicate))
 
     async def count(self, where: Where | Callable[[T], object] | None = None) -> int:
         """Like `Store.count`; a predicate is called in another thread."""
         if where is None:
             return await self._read(lambda: len(self._store))
-        return await _in_thread(partial(self._store.count, where))
+        return await in_thread(partial(self._store.count, where))
 
     async def group(self, by: str, where: Where | None = None) -> list[Group]:
         """As `Store.group`."""
-        return await _in_thread(partial(self._store.group, by, where))
+        return await in_thread(partial(self._store.group, by, where))
 
     async def index(self, *paths: str) -> None:
         """As `Store.index`."""
-        await _in_thread(partial(self._store.index, *paths))
+        await in_thread(partial(self._store.index, *paths))
 
     async def items(self) -> AsyncIterator[tuple[str, T]]:
         """(id, document) pairs in order of id, as they were when the iteration began."""
-        found = await _in_thread(lambda: iter(self._store.items()))
-        while some := await _in_thread(lambda: list(islice(found, _AT_ONCE))):
+        found = await in_thread(lambda: iter(self._store.items()))
+        while some := await in_thread(lambda: list(islice(found, _AT_ONCE))):
             for item in some:
                 yield item
 
@@ -265,11 +234,12 @@ class AsyncStore(Generic[T]):
         """As `Store.transaction`. Its reads and writes do not wait, except for documents that have to be read from an
         object storage."""
         deciding = self._replica.deciding_of("transaction")
-        made = await _in_thread(deciding.begin)
+        made = await in_thread(deciding.begin)
         try:
             yield made
             await self._decide("transaction", partial(deciding.repeat, made))
         finally:
+            made.end()  # also if this is cancelled while it waits
             await self._read(partial(deciding.leave, made))
 
     async def _decide(self, call: str, decide: Callable[[Transaction[T]], R], attempts: int | None = None) -> R:
@@ -304,19 +274,19 @@ class AsyncStore(Generic[T]):
 
     async def to_arrow(self, schema: pa.Schema | Iterable[str] | None = None) -> pa.Table:
         """As `Store.to_arrow`."""
-        return await _in_thread(partial(self._store.to_arrow, schema))
+        return await in_thread(partial(self._store.to_arrow, schema))
 
     async def sql(self, query: str, parameters: Sequence[object] | Mapping[str, object] | None = None) -> pa.Table:
         """As `Store.sql`."""
-        return await _in_thread(partial(self._store.sql, query, parameters))
+        return await in_thread(partial(self._store.sql, query, parameters))
 
     async def undo(self) -> bool:
         """As `Store.undo`."""
-        return await _in_thread(self._store.undo)
+        return await to_its_end(asyncio.ensure_future(in_thread(self._store.undo)))
 
     async def flush(self) -> None:
         """Return when everything written so far is durable. Errors as of `Store.flush`."""
-        await _in_thread(self._store.flush)
+        await in_thread(self._store.flush)
 
     async def _commit(self, commit: Commit | None) -> None:
         if commit is None:
@@ -327,7 +297,7 @@ class AsyncStore(Generic[T]):
             await self._decide("set", partial(transaction.write, commit))
             return
         if replica.freshness.is_stale:
-            await _in_thread(replica.refresh_if_stale)
+            await in_thread(replica.refresh_if_stale)
         while True:
             guards = replica.unguarded(commit, at_once=True)
             if guards is None:
@@ -336,10 +306,8 @@ class AsyncStore(Generic[T]):
                 await self._decide("set", partial(transaction.write, commit))
                 return
             try:
-                if replica.is_buffered:
-                    await self._buffer(log, commit, guards)
-                else:
-                    pending = log.queue(commit, guards)
+                pending = await self._queue(log, commit, guards)
+                if not replica.is_buffered:
                     await self._written(pending)
                     if pending.error is not None:
                         raise pending.error
@@ -347,18 +315,33 @@ class AsyncStore(Generic[T]):
                 continue  # a transaction may have come in between
             break
         if replica.compaction.is_far_behind:
-            await _in_thread(replica.compaction.wait)
+            await in_thread(replica.compaction.wait)
 
-    async def _buffer(self, log: LogWriter, commit: Commit, guards: int) -> None:
-        if self._replica.in_state and not self._reads_are_quick:
-            # A buffered commit comes into memory at once, and has to wait for the thread that is reading.
-            await _in_thread(lambda: log.finish(log.queue(commit, guards)))
-            return
-        pending = log.queue(commit, guards)
-        if log.is_full:
-            await _in_thread(partial(log.finish, pending))
-        else:
-            log.finish(pending)
+    async def _queue(self, log: LogWriter, commit: Commit, guards: int) -> Pending:
+        """Queue a commit. With a buffer, wait until there is room for it."""
+        buffered = self._replica.is_buffered
+        if self._reads_are_quick or not (self._replica.in_state or log.is_queueing):
+            pending = log.queue(commit, guards)
+            if buffered and log.is_full:
+                await in_thread(partial(log.finish, pending))
+            elif buffered:
+                log.finish(pending)
+            return pending
+
+        # A thread is reading, maybe from the storage, and this may have to wait for it.
+        def queue() -> Pending:
+            pending = log.queue(commit, guards)
+            if buffered:
+                log.finish(pending)
+            return pending
+
+        queued = asyncio.ensure_future(in_thread(queue))
+        try:
+            return await to_its_end(queued)
+        except asyncio.CancelledError:
+            if not (buffered or queued.cancelled() or queued.exception()):
+                self._written(queued.result())
+            raise
 
     def _written(self, pending: Pending) -> asyncio.Future[None]:
         """Has a result when the outcome of what was queued is known."""
@@ -396,14 +379,14 @@ class AsyncStore(Generic[T]):
                 waiter.set_result(None)
 
     async def _read(self, query: Callable[[], R]) -> R:
-        return query() if self._reads_are_quick else await _in_thread(query)
+        return query() if self._reads_are_quick else await in_thread(query)
 
     # -- others' writes, and the past
 
     async def refresh(self) -> list[Commit]:
         """Read what other agents wrote, and return those commits. If a call is cancelled, the next one returns its
         commits."""
-        await _in_thread(self._replica.refresh)
+        await in_thread(self._replica.refresh)
         return self._replica.news.take_all()
 
     async def watch(self, poll_seconds: float = 0.2) -> AsyncIterator[Commit]:
@@ -415,7 +398,7 @@ class AsyncStore(Generic[T]):
         with async_waiting(replica.backend) as waits:
             while not replica.is_closed:
                 try:
-                    await _in_thread(replica.refresh)
+                    await in_thread(replica.refresh)
                 except ClosedError:
                     return  # closed while it was reading
                 is_quiet = True
@@ -427,7 +410,7 @@ class AsyncStore(Generic[T]):
 
     async def changes(self, since: str | None = None, limit: int | None = None) -> AsyncChanges[T]:
         """As `Store.changes`."""
-        return AsyncChanges(await _in_thread(partial(self._replica.changes, since, limit)))
+        return AsyncChanges(await in_thread(partial(self._replica.changes, since, limit)))
 
     async def follow(self, since: str | None = None, poll_seconds: float = 0.2) -> AsyncIterator[AsyncChanges[T]]:
         """Like `Store.follow`, until the store is closed."""
@@ -449,35 +432,35 @@ class AsyncStore(Generic[T]):
     async def ops(self, since: int | None = None) -> list[Commit]:
         """All agents' commits with a clock greater than `since`, in the order of their stamps. To follow a store, use
         `changes`: a clock is no cursor (see `opslog.Store.ops`)."""
-        return await _in_thread(lambda: list(self._store.ops(since)))
+        return await in_thread(lambda: list(self._store.ops(since)))
 
     async def history(self, id: str) -> list[Revision]:
         """The revisions of one document, oldest first."""
-        return await _in_thread(partial(self._store.history, id))
+        return await in_thread(partial(self._store.history, id))
 
     # -- maintenance
 
     async def compact(self, *, full: bool = False, keep_history: KeepHistory | None = None) -> Compaction:
         """As `Store.compact`."""
-        return await _in_thread(partial(self._store.compact, full=full, keep_history=keep_history))
+        return await in_thread(partial(self._store.compact, full=full, keep_history=keep_history))
 
     async def archive(
         self, where: Where | Callable[[T], object], period: str | None = None, *, older_than: timedelta | None = None
     ) -> int:
         """Like `Store.archive`; a predicate is called in another thread."""
-        return await _in_thread(partial(self._store.archive, where, period, older_than=older_than))
+        return await in_thread(partial(self._store.archive, where, period, older_than=older_than))
 
     async def archives(self) -> list[str]:
         """The periods that have archives, in order."""
-        return await _in_thread(self._store.archives)
+        return await in_thread(self._store.archives)
 
     async def load_archive(self, period: str) -> dict[str, T]:
         """The documents of an archive by id."""
-        return await _in_thread(partial(self._store.load_archive, period))
+        return await in_thread(partial(self._store.load_archive, period))
 
     async def stats(self) -> Stats:
         """Figures of the store."""
-        return await _in_thread(self._store.stats)
+        return await in_thread(self._store.stats)
 
     # -- life
 
@@ -487,7 +470,7 @@ class AsyncStore(Generic[T]):
         :raises OpslogError: buffered commits were not written. Raised even if another call has raised it, since that
             call may have been cancelled.
         """
-        closing = asyncio.ensure_future(_in_thread(self._close))
+        closing = asyncio.ensure_future(in_thread(self._close))
         try:
             try:
                 await asyncio.shield(closing)
@@ -539,7 +522,7 @@ class AsyncChanges(Generic[T]):
 
     async def __aiter__(self) -> AsyncIterator[Change[T]]:
         found = iter(self._changes)
-        while some := await _in_thread(lambda: list(islice(found, _AT_ONCE))):
+        while some := await in_thread(lambda: list(islice(found, _AT_ONCE))):
             for change in some:
                 yield change
 
@@ -568,7 +551,10 @@ class AsyncBatch(Generic[T]):
 
     async def delete(self, id: str) -> None:
         """:raises NotFoundError: there is no document with this id."""
-        self._add(await self._inside(partial(self._replica.prepare_delete, id)))
+        record: Record = await self._inside(partial(self._replica.prepare_delete, id))
+        if isinstance(self._batch.overlay.get(record.id), Delete):  # by another task meanwhile
+            raise NotFoundError(f"there is no document {id!r} in {self._replica.backend.url}")
+        self._add(record)
 
     async def _inside(self, call: Callable[[], Any]) -> Any:
         """Make a call that reads, as if it stood in the block of this batch, and return its result."""

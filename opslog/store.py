@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from contextlib import AbstractContextManager, suppress
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
+from opslog.concurrency.locking import made_once
 from opslog.errors import NotFoundError, OpslogError, RetryError, SealedError
 from opslog.format.commits import Batch, Commit, Set
 from opslog.format.layout import check_name
@@ -468,7 +469,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         """
         return self._tables.sql(query, parameters)
 
-    @cached_property
+    @made_once
     def _tables(self) -> Tables[T]:
         return tables_of(self._replica)
 

@@ -438,3 +438,15 @@ def test_figures(url: str) -> None:
         figures = reader.stats()
         assert (figures.snapshot_runs, figures.snapshot_records, figures.manifest) == (1, 70, 2)
         assert figures.snapshot_bytes > 0
+
+
+def test_a_tail_of_commits_that_were_not_read_yet_is_empty(url: str) -> None:
+    settings = opslog.Settings(undo_window=0)
+    with opslog.open(url, agent="a", settings=settings) as store, opslog.open(url, agent="b") as other:
+        fill(store, 1)
+        fill(other, 5)
+        store.compact()
+        assert store.stats().tail_commits == 0
+        store["new"] = {}
+        store.refresh()
+        assert store.stats().tail_commits == 1

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from opslog.concurrency.locking import Bell, Section
+from opslog.concurrency.locking import Bell, Section, made_once
 from opslog.errors import UsageError
 
 
@@ -71,3 +71,22 @@ def test_a_bell_wakes_its_waiters() -> None:
     bell.ring()
     waiting.join(60)
     assert heard == [True]
+
+
+def test_all_threads_get_the_object_that_is_made_once() -> None:
+    both = threading.Barrier(2)
+
+    class Owner:
+        @made_once
+        def made(self) -> object:
+            """Made when it is needed."""
+            both.wait()  # both threads come first
+            return object()
+
+    owner, found = Owner(), list[object]()
+    threads = [threading.Thread(target=lambda: found.append(owner.made)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [owner.made] * 2

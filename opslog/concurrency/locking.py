@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from opslog.errors import UsageError
 
@@ -82,6 +82,20 @@ class Bell:
     def wait(self, seconds: float = _SECONDS_MAX) -> bool:
         """Wait until it is rung, or for so many seconds (11 days at the most). Returns whether it was rung."""
         return self._silence.acquire(timeout=min(seconds, _SECONDS_MAX))
+
+
+class made_once(Generic[R]):
+    """A property that is made when it is first read. All threads get the same object, also those that come first at
+    once: the methods of `functools.cached_property` would make two, since it takes no lock from Python 3.12 on."""
+
+    def __init__(self, make: Callable[[Any], R]) -> None:
+        self._make = make
+        self._name = make.__name__
+        self.__doc__ = make.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> R:
+        made: R = instance.__dict__.setdefault(self._name, self._make(instance))
+        return made
 
 
 class Awaited(Protocol):

@@ -240,6 +240,11 @@ class LogWriter:
             self._run_alone(self._make_room)
 
     @property
+    def is_queueing(self) -> bool:
+        """Whether `queue` has to wait for another thread. In there, a load may read from the storage."""
+        return self._queueing.holder is not None
+
+    @property
     def is_settled(self) -> bool:
         """Whether the outcome of all commits is known."""
         return self._group is None and not self._queue

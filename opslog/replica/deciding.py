@@ -85,7 +85,7 @@ class Replica(Readable[T], Protocol[T]):
 
 
 class _Again(Exception):
-    """Decide again: what was read is gone, or other processes come first."""
+    """Decide again: what was read is gone or newer than the view, or other processes come first."""
 
 
 class Waiting(Generic[T, R]):
@@ -443,6 +443,7 @@ class Deciding(Generic[T]):
             self._replica.deciding = None
         if sight.missing is not None:
             self._replica.replace(sight.view.state, sight.missing)
+        if sight.missing is not None or sight.is_late:
             raise _Again
 
     def _make_durable(self, group: list[Waiting[T, Any]], view: View, *, appends: bool) -> None:

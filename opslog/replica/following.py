@@ -263,8 +263,7 @@ class Following(Memory):
 
     def read_frozen(self, read: Callable[[], R]) -> R:
         """The result of a function that reads a view, called while nobody changes the state."""
-        with self._state_lock:
-            return read()
+        return self.change(lambda state: read())
 
     def between_refreshes(self, work: Callable[[], R]) -> R:
         """The result of `work`, called while nobody takes in what others wrote. Reads nothing of the state."""

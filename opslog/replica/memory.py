@@ -48,6 +48,7 @@ class Memory:
 
         :raises UsageError: called by a signal handler that interrupted its own thread while it changed the state.
         """
+        me = threading.get_ident()  # here, since a handler may run after any call, and must find itself in `in_state`
         while True:
             missing = None
             with self._state_lock:
@@ -56,7 +57,7 @@ class Memory:
                     outer = self.in_state
                     if outer:
                         state.check_idle()
-                    self.in_state = threading.get_ident()
+                    self.in_state = me
                     try:
                         return query(state, *args, **kwargs)
                     except MissingFileError as error:
@@ -86,8 +87,9 @@ class Memory:
     def change(self, call: Callable[[State], R]) -> R:
         """Call a function on the state, while no other thread reads or changes it, and return its result. The state may
         be torn."""
+        me = threading.get_ident()  # as in `read`
         with self._state_lock:
-            outer, self.in_state = self.in_state, threading.get_ident()
+            outer, self.in_state = self.in_state, me
             try:
                 return call(self.state)
             finally:
@@ -95,8 +97,9 @@ class Memory:
 
     def apply(self, commits: Iterable[Commit]) -> None:
         """Apply the next commits of the store's own log. If an exception ends this early, the state is torn."""
+        me = threading.get_ident()  # as in `read`
         with self._state_lock:  # as `change`, without its two calls: every buffered set passes here
-            outer, self.in_state = self.in_state, threading.get_ident()
+            outer, self.in_state = self.in_state, me
             try:
                 self.state.apply(commits)
             finally:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -28,6 +28,7 @@ import orjson
 
 from opslog.backends import Appender, forking
 from opslog.compaction.automatic import AutoCompaction
+from opslog.concurrency.locking import made_once
 from opslog.environment import Environment
 from opslog.errors import ClosedError, NotFoundError, OpslogError, ReadOnlyError, ReopenError, SealedError, UsageError
 from opslog.format.commits import Commit, Delete, Record, Set, Undo
@@ -135,21 +136,21 @@ class Replica(Following, Generic[T]):
 
             exiting.write_at_exit(self, write_buffer)
 
-    @cached_property
+    @made_once
     def questions(self) -> Questions[T]:
         """Answers questions."""
         from opslog.replica.questions import Questions
 
         return Questions(self, self.schema, self._batched)
 
-    @cached_property
+    @made_once
     def feed(self) -> Feed[T]:
         """Computes changes."""
         from opslog.replica.feed import Feed
 
         return Feed(self.loader, self.schema.decode)
 
-    @cached_property
+    @made_once
     def keys(self) -> Keys:
         """Finds the commit that an earlier attempt of a request wrote."""
         from opslog.replica.keys import Keys
@@ -386,6 +387,10 @@ class Replica(Following, Generic[T]):
                 self.flush()
                 self.refresh()
             target = self.read(lambda state: state.merge.undoable(author))
+            if target is None:
+                # What was written by calls that were cancelled or interrupted may still be on its way, to either log.
+                self.flush()
+                target = self.deciding_of("undo").run(lambda transaction: transaction.undoable(author))
             if target is None:
                 self.check_own_log()
                 return None

@@ -67,6 +67,7 @@ class Sight(Generic[T]):
     :ivar undos: per agent the clock of the newest undo in its log that affected what was read.
     :ivar missing: the part of the snapshot that was replaced and collected before it was read.
     :ivar is_early: whether it needs a stamp that a transaction before it in its group gets only by the append.
+    :ivar is_late: whether it has read something that came into the state after the view was made.
     """
 
     def __init__(self, replica: Readable[T], view: View, overlay: Overlay, place: int) -> None:
@@ -77,7 +78,7 @@ class Sight(Generic[T]):
         self.agents: set[str] = set()
         self.undos: dict[str, int] = {}
         self.missing: MissingFileError | None = None
-        self.is_early = False
+        self.is_early = self.is_late = False
 
     @property
     def before(self) -> dict[str, Record]:
@@ -125,7 +126,14 @@ class Sight(Generic[T]):
 
     def undoable(self, author: str) -> Commit | None:
         self.is_early = self.is_early or bool(self.before)
-        return self._replica.read_frozen(lambda: self.view.state.merge.undoable(author))
+        return self._replica.read_frozen(partial(self._undoable, author))
+
+    def _undoable(self, author: str) -> Commit | None:
+        # What an undo takes back is not part of the view: the state knows it.
+        state = self.view.state
+        end = state.cursors.get(TRANSACTIONS)
+        self.is_late = self.is_late or state.is_torn or (end is not None and end.commits != self.view.end.commits)
+        return state.merge.undoable(author)
 
     def shared_end(self) -> Cursor:
         self.agents.add(TRANSACTIONS)

@@ -248,7 +248,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
     def undoable(self, author: str) -> Commit | None:
         """The commit that an undo of an author takes back, in whichever log. From now on, the transaction depends on
         all of the shared log."""
-        self.is_searching = True
+        self.search_log()
         return self._source.undoable(author)
 
     def undo(self, author: str) -> tuple[str, ...] | None:

@@ -13,6 +13,7 @@ import opslog
 from opslog.doors.operations import Operations, merge_patched
 from opslog.doors.problems import CODES, code_of, problem_of
 from opslog.doors.values import Expect, Op, Undone, Written
+from opslog.replica.state import View
 from opslog.store import Store, replica_of
 
 Documents = dict[str, object]
@@ -210,6 +211,32 @@ def test_a_session_does_not_undo_commits_in_the_own_log_of_the_agent_of_its_name
                 undo()
         assert own.undo()
         assert Operations(session).undo().ids == ["b"]
+
+
+def test_an_undo_beside_a_newer_write_of_its_author_takes_back_that_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer write comes into memory after the documents were frozen, on which the undo is decided."""
+    stores = [opslog.open(tmp_path, agent="alice", log="shared", compact_after=None) for _ in range(2)]
+    door, other = map(Operations, stores)
+    door.set("x", {"n": 1})
+    replica = replica_of(stores[0])
+    freeze = replica.freeze
+
+    def freeze_and_read_on() -> View:
+        view = freeze()
+        monkeypatch.setattr(replica, "freeze", freeze)
+        other.set("x", {"n": 2})
+        reading = threading.Thread(target=stores[0].refresh)
+        reading.start()
+        reading.join()
+        return view
+
+    monkeypatch.setattr(replica, "freeze", freeze_and_read_on)
+    assert door.undo().stamp == "2000@transactions"
+    assert stores[0]["x"] == {"n": 1}
+    for store in stores:
+        store.close()
 
 
 def test_changes_name_what_is_new_and_say_what_they_leave_out(door: Operations) -> None:

@@ -4,12 +4,17 @@ interrupted call ends as if there had been no handler."""
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+import opslog
+from opslog.store import replica_of
 from tests.interrupts.calls import CALLS
 from tests.interrupts.handlers import HANDLERS
+from tests.interrupts.places import Place, at_places
 from tests.interrupts.running import Case, Runner
 from tests.interrupts.stage import SETTINGS_OF_ALL
 
@@ -49,3 +54,27 @@ def test_a_handler_calls_the_store(runner: Runner, name: str, handler: str, sett
                 f"at {result.where}: {'; '.join(result.problems)}\n"
                 f"replay it with: python -m tests.interrupts --replay '{case}'"
             )
+
+
+def test_a_handler_never_comes_between_the_lock_of_the_state_and_the_note_who_has_it() -> None:
+    """Its call would wait for ever, for another thread that waits for the state: `Memory.check_not_in_state` could not
+    refuse it."""
+    with opslog.open("memory://between-lock-and-note", agent="a") as store:
+        replica, came, between = replica_of(store), list[Place](), list[Place]()
+        lock: Any = replica._state_lock
+        reads = {
+            "read": lambda: replica.read(lambda state: None),
+            "change": lambda: replica.change(lambda state: None),
+            "apply": lambda: replica.apply([]),
+            "read frozen": lambda: replica.read_frozen(lambda: None),
+        }
+
+        def note(place: Place) -> None:
+            came.append(place)
+            if lock._is_owned() and replica.in_state != threading.get_ident():
+                between.append(place)
+
+        for read in reads.values():
+            at_places(read, note)
+        assert len(came) > 10
+        assert not between

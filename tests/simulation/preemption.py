@@ -36,6 +36,7 @@ MODULES = [
     "opslog.compaction.automatic",
     "opslog.concurrency.background",
     "opslog.concurrency.locking",
+    "opslog.concurrency.pool",
     "opslog.concurrency.soon",
     "opslog.log.freshness",
     "opslog.log.session",

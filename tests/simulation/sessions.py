@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from opslog.aio import AsyncStore, _in_thread
+from opslog.aio import AsyncStore
+from opslog.concurrency.pool import in_thread
 from opslog.errors import LockedError, MissingFileError, OpslogError, ReopenError, RetryError
 from opslog.format.commits import Commit, Set
 from opslog.format.layout import TRANSACTIONS
@@ -207,7 +208,7 @@ class Session:
 
     async def elsewhere(self, call: Callable[[], T]) -> T:
         """The result of a call that must not block an event loop."""
-        return await _in_thread(call) if self.has_loop else call()
+        return await in_thread(call) if self.has_loop else call()
 
     # -- calls
 

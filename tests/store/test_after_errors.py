@@ -13,6 +13,7 @@ import pytest
 import opslog
 from opslog.backends import posix
 from opslog.format.commits import Set
+from opslog.log.writer import LogWriter
 from opslog.store import replica_of
 from tests.support.bucket import BUCKETS, Bucket, Fault, Request
 from tests.support.waiting import until
@@ -53,6 +54,20 @@ def test_what_rests_on_an_unknown_outcome_says_so(
     with opened(tmp_path, "a") as store:
         assert store["x"] == {"n": 1}
         call(store)
+
+
+def test_an_undo_takes_back_what_an_interrupted_set_has_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with opened(tmp_path, "a") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(LogWriter, "finish", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store["x"] = {}
+        assert store.undo()
+        assert not store.undo()
+    assert not opslog.open(tmp_path, read_only=True)
 
 
 def test_a_lease_whose_release_has_an_unknown_outcome_may_be_taken_over(

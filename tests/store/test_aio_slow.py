@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ import pytest
 
 import opslog
 from opslog.concurrency.locking import Bell
+from opslog.log.writer import LogWriter, Pending
 from opslog.replica import deciding
 from opslog.replica.deciding import Deciding
 from opslog.replica.replica import Replica
@@ -165,6 +167,149 @@ def test_writes_do_not_stop_the_event_loop_while_a_task_reads_a_large_snapshot(
                 assert await reading == {"n": 1}
                 await asyncio.gather(*writing)
             assert sorted([id async for id in store]) == ["w", "x", "y", "z"]
+
+    asyncio.run(run())
+
+
+def test_a_set_does_not_stop_the_event_loop_while_a_load_reads_the_own_log(url: str, gate: Gate) -> None:
+    """No commit can be queued meanwhile."""
+
+    async def run() -> None:
+        async with opslog.aio.open(url, agent="a", compact_after=None) as store:
+            log = replica_of(store._store).log
+            assert log is not None
+            loading = asyncio.ensure_future(asyncio.to_thread(log.quiet, lambda queue: gate.wait()))
+            await gate.reached()
+            setting = asyncio.ensure_future(store.set("x", {}))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            gate.is_open.set()
+            await asyncio.gather(loading, setting)
+            assert await store.contains("x")
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_buffered_set_comes_before_a_newer_one(
+    url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, returned = LogWriter.queue, threading.Event()
+
+    def slowly(log: LogWriter, commit: Any, guards: int | None = None) -> Pending:
+        if commit.document != {"n": "old"}:
+            return queue(log, commit, guards)
+        gate.wait()
+        pending = queue(log, commit, guards)
+        returned.set()
+        return pending
+
+    async def run() -> None:
+        async with opslog.aio.open(url, agent="a", durability="buffered", compact_after=None) as store:
+            replica = replica_of(store._store)
+            monkeypatch.setattr(LogWriter, "queue", slowly)
+            replica.in_state = -1  # as while a thread reads
+            old = asyncio.ensure_future(store.set("x", {"n": "old"}))
+            await gate.reached()
+            replica.in_state = 0
+            old.cancel()
+            asyncio.get_running_loop().call_later(0.01, gate.is_open.set)
+            with suppress(asyncio.CancelledError):
+                await old
+            await store.set("x", {"n": "new"})
+            while not returned.is_set():
+                await asyncio.sleep(0.001)
+            assert await store.get("x") == {"n": "new"}
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_undo_takes_back_nothing_newer(url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    undo, returned = Replica.undo, threading.Event()
+
+    def slowly(replica: Replica[Document]) -> Any:
+        gate.wait()
+        undone = undo(replica)
+        returned.set()
+        return undone
+
+    async def run() -> None:
+        async with opslog.aio.open(url, agent="a", compact_after=None) as store:
+            await store.set("x", {"n": 1})
+            monkeypatch.setattr(Replica, "undo", slowly)
+            undoing = asyncio.ensure_future(store.undo())
+            await gate.reached()
+            undoing.cancel()
+            asyncio.get_running_loop().call_later(0.01, gate.is_open.set)
+            with suppress(asyncio.CancelledError):
+                await undoing
+            await store.set("x", {"n": 2})
+            while not returned.is_set():
+                await asyncio.sleep(0.001)
+            assert await store.get("x") == {"n": 2}
+
+    asyncio.run(run())
+
+
+def test_an_undo_takes_back_a_cancelled_transaction_that_is_being_decided(gate: Gate) -> None:
+    async def run() -> None:
+        async with opslog.aio.open("memory://aio-undo", agent="a", log="shared", compact_after=None) as store:
+
+            def read(transaction: Any) -> None:
+                gate.wait()
+
+            created = asyncio.ensure_future(store.create("x", {}))
+            deciding_one = asyncio.ensure_future(store.transact(read))
+            await gate.reached()
+            created.cancel()
+            with suppress(asyncio.CancelledError):
+                await created
+            asyncio.get_running_loop().call_later(0.01, gate.is_open.set)
+            undone = await store.undo()
+            await deciding_one
+            assert await store.get("x") is None
+            assert undone == (len(await store.ops()) == 2)
+
+    asyncio.run(run())
+
+
+def test_two_deletes_of_a_batch_at_once_delete_once(url: str) -> None:
+    async def run() -> None:
+        async with opslog.aio.open(url, agent="a", compact_after=None) as store:
+            await store.set("x", {})
+            async with store.batch() as batch:
+                outcomes = await asyncio.gather(batch.delete("x"), batch.delete("x"), return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes if outcome is not None] == [opslog.NotFoundError]
+            assert len((await store.ops())[-1].records) == 1
+
+    asyncio.run(run())
+
+
+def test_a_transaction_has_ended_though_its_block_was_cancelled_twice(url: str, gate: Gate) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        async with opslog.aio.open(url, agent="a", compact_after=None) as store:
+            made = []
+
+            async def block() -> None:
+                async with store.transaction() as transaction:
+                    made.append(transaction)
+                    await asyncio.sleep(60)
+
+            running = asyncio.ensure_future(block())
+            while not made:
+                await asyncio.sleep(0.001)
+            busy = loop.run_in_executor(None, gate.wait)
+            await gate.reached()
+            running.cancel()
+            await asyncio.sleep(0)
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            with pytest.raises(opslog.UsageError, match="has ended"):
+                made[0]["x"] = {}
+            gate.is_open.set()
+            await busy
 
     asyncio.run(run())
 
