@@ -52,4 +52,6 @@ async def to_its_end(running: asyncio.Future[R]) -> R:
         while not running.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # the caller has left, and nobody else asks for it
         raise
