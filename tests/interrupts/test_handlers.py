@@ -62,19 +62,19 @@ def test_a_handler_never_comes_between_the_lock_of_the_state_and_the_note_who_ha
     with opslog.open("memory://between-lock-and-note", agent="a") as store:
         replica, came, between = replica_of(store), list[Place](), list[Place]()
         lock: Any = replica._state_lock
-        reads = {
-            "read": lambda: replica.read(lambda state: None),
-            "change": lambda: replica.change(lambda state: None),
-            "apply": lambda: replica.apply([]),
-            "read frozen": lambda: replica.read_frozen(lambda: None),
-        }
+        calls = [
+            lambda: replica.read(lambda state: None),
+            lambda: replica.change(lambda state: None),
+            lambda: replica.apply([]),
+            lambda: replica.read_frozen(lambda: None),
+        ]
 
         def note(place: Place) -> None:
             came.append(place)
             if lock._is_owned() and replica.in_state != threading.get_ident():
                 between.append(place)
 
-        for read in reads.values():
-            at_places(read, note)
+        for call in calls:
+            at_places(call, note)
         assert len(came) > 10
         assert not between

@@ -183,10 +183,8 @@ class Ledger:
             attempt = _CALL.get()
             if attempt is not None:
                 attempt.pending = pending
-                attempt.decided, attempt.sent = (
-                    None,
-                    [],
-                )  # what an undo decided before in the shared log was not written
+                # What an undo decided before, for the shared log, was not written.
+                attempt.decided, attempt.sent = None, []
                 attempt.seen = _commits_seen(attempt.store)
                 self.on_queued(attempt, commit)
             return pending
