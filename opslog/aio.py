@@ -28,8 +28,8 @@ from opslog.compaction.compact import Compaction, KeepHistory
 from opslog.concurrency.loop_worker import LoopWorker
 from opslog.concurrency.pool import in_thread, to_its_end
 from opslog.concurrency.soon import Soon
-from opslog.errors import ClosedError, NotFoundError, OpslogError, SealedError, UsageError
-from opslog.format.commits import Commit, Delete, Record, Set
+from opslog.errors import ClosedError, OpslogError, SealedError, UsageError
+from opslog.format.commits import Commit, Record, Set
 from opslog.format.documents import Document
 from opslog.history import Revision
 from opslog.lease import AsyncLease
@@ -551,9 +551,10 @@ class AsyncBatch(Generic[T]):
 
     async def delete(self, id: str) -> None:
         """:raises NotFoundError: there is no document with this id."""
-        record: Record = await self._inside(partial(self._replica.prepare_delete, id))
-        if isinstance(self._batch.overlay.get(record.id), Delete):  # by another task meanwhile
-            raise NotFoundError(f"there is no document {id!r} in {self._replica.backend.url}")
+        prepare = partial(self._replica.prepare_delete, id)
+        record: Record = await self._inside(prepare)
+        if record.id in self._batch.overlay:  # another task may have deleted it meanwhile; that needs no storage
+            record = self._replica.batches.inside(self._batch, prepare)
         self._add(record)
 
     async def _inside(self, call: Callable[[], Any]) -> Any:

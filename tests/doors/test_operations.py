@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import opslog
+from opslog.backends.local.fs import FsBackend
 from opslog.doors.operations import Operations, merge_patched
 from opslog.doors.problems import CODES, code_of, problem_of
 from opslog.doors.values import Expect, Op, Undone, Written
@@ -211,6 +212,22 @@ def test_a_session_does_not_undo_commits_in_the_own_log_of_the_agent_of_its_name
                 undo()
         assert own.undo()
         assert Operations(session).undo().ids == ["b"]
+
+
+def test_an_undo_that_finds_nothing_rests_on_what_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut must not take away what the answer rests on."""
+    persisted: list[str] = []
+    with opslog.open(tmp_path, agent="a", log="shared") as store, opslog.open(tmp_path, agent="b") as other:
+        other.create("x", {})
+        persist = FsBackend.persist
+
+        def note(backend: FsBackend, paths: Sequence[str]) -> None:
+            persisted.extend(paths)
+            persist(backend, paths)
+
+        monkeypatch.setattr(FsBackend, "persist", note)
+        assert not Operations(store).undo().undone
+    assert [path.rpartition("/")[0] for path in persisted] == ["ops/transactions"]
 
 
 def test_an_undo_beside_a_newer_write_of_its_author_takes_back_that_write(

@@ -15,7 +15,7 @@ import pytest
 
 import opslog
 from opslog.concurrency.locking import Bell
-from opslog.log.writer import LogWriter, Pending
+from opslog.log.writer import LogWriter
 from opslog.replica import deciding
 from opslog.replica.deciding import Deciding
 from opslog.replica.replica import Replica
@@ -32,19 +32,36 @@ class Gate:
 
     :ivar entered: a thread is there.
     :ivar is_open: threads pass.
+    :ivar passed: the call of `before` behind the gate has returned.
     """
 
     def __init__(self) -> None:
         self.entered = threading.Event()
         self.is_open = threading.Event()
+        self.passed = threading.Event()
+
+    def before(self, call: Callable[..., Any], waits: Callable[..., bool] = lambda *_: True) -> Callable[..., Any]:
+        """The same function, but calls with arguments for which `waits` is true wait at the gate first."""
+
+        def slowly(*arguments: Any) -> Any:
+            if not waits(*arguments):
+                return call(*arguments)
+            self.wait()
+            result = call(*arguments)
+            self.passed.set()
+            return result
+
+        return slowly
 
     def wait(self) -> None:
         self.entered.set()
         assert self.is_open.wait(20), "the event loop is blocked"
 
-    async def reached(self) -> None:
-        while not self.entered.is_set():
-            await asyncio.sleep(0.001)
+
+async def reached(event: threading.Event) -> None:
+    """Wait for an event of another thread."""
+    while not event.is_set():
+        await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -64,21 +81,12 @@ def test_a_cancelled_call_of_a_batch_does_not_come_in_later(
     call: Literal["set", "delete"], url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would come into memory alone, as the batch does not have it in the log."""
-    prepare: Callable[..., Any] = getattr(Replica, f"prepare_{call}")
-    returned = threading.Event()
-
-    def slowly(replica: Replica[Document], id: str, *rest: Any) -> Any:
-        if not id.startswith("late"):
-            return prepare(replica, id, *rest)
-        gate.wait()
-        record = prepare(replica, id, *rest)
-        returned.set()
-        return record
+    slowly = gate.before(getattr(Replica, f"prepare_{call}"), lambda replica, id, *_: id == "late")
 
     def appending(request: Request) -> Fault | None:
         if request.method == "put_new":
             gate.is_open.set()
-            assert returned.wait(20)
+            assert gate.passed.wait(20)
         return None
 
     async def run() -> None:
@@ -88,7 +96,7 @@ def test_a_cancelled_call_of_a_batch_does_not_come_in_later(
             with BUCKETS[url.removeprefix("bucket://")].failing(appending):
                 async with store.batch() as batch:
                     late = asyncio.ensure_future(batch.set("late", {}) if call == "set" else batch.delete("late"))
-                    await gate.reached()
+                    await reached(gate.entered)
                     late.cancel()
                     with suppress(asyncio.CancelledError):
                         await late
@@ -103,29 +111,20 @@ def test_a_cancelled_call_of_a_batch_does_not_come_in_later(
 def test_a_cancelled_set_of_a_batch_loses_against_a_newer_one(
     url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare, returned = Replica.prepare_set, threading.Event()
-
-    def slowly(replica: Replica[Document], id: str, document: Document) -> Any:
-        if document != {"n": "old"}:
-            return prepare(replica, id, document)
-        gate.wait()
-        record = prepare(replica, id, document)
-        returned.set()
-        return record
+    slowly = gate.before(Replica.prepare_set, lambda replica, id, document: document == {"n": "old"})
 
     async def run() -> None:
         monkeypatch.setattr(Replica, "prepare_set", slowly)
         async with opslog.aio.open(url, agent="a", compact_after=None) as store:
             async with store.batch() as batch:
                 old = asyncio.ensure_future(batch.set("x", {"n": "old"}))
-                await gate.reached()
+                await reached(gate.entered)
                 old.cancel()
                 with suppress(asyncio.CancelledError):
                     await old
                 await batch.set("x", {"n": "new"})
                 gate.is_open.set()
-                while not returned.is_set():
-                    await asyncio.sleep(0.001)
+                await reached(gate.passed)
             assert await store.get("x") == {"n": "new"}
 
     asyncio.run(run())
@@ -158,7 +157,7 @@ def test_writes_do_not_stop_the_event_loop_while_a_task_reads_a_large_snapshot(
         async with opslog.aio.open(url, agent="a", durability=durability, compact_after=None) as store:
             with bucket.failing(slow):
                 reading = asyncio.ensure_future(store.get("x"))
-                await gate.reached()
+                await reached(gate.entered)
                 calls = store.set("w", {}), write_batch(store), transact(store)
                 writing = [asyncio.ensure_future(call) for call in calls]
                 for _ in range(100):
@@ -179,7 +178,7 @@ def test_a_set_does_not_stop_the_event_loop_while_a_load_reads_the_own_log(url: 
             log = replica_of(store._store).log
             assert log is not None
             loading = asyncio.ensure_future(asyncio.to_thread(log.quiet, lambda queue: gate.wait()))
-            await gate.reached()
+            await reached(gate.entered)
             setting = asyncio.ensure_future(store.set("x", {}))
             for _ in range(100):
                 await asyncio.sleep(0)
@@ -193,15 +192,7 @@ def test_a_set_does_not_stop_the_event_loop_while_a_load_reads_the_own_log(url: 
 def test_a_cancelled_buffered_set_comes_before_a_newer_one(
     url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue, returned = LogWriter.queue, threading.Event()
-
-    def slowly(log: LogWriter, commit: Any, guards: int | None = None) -> Pending:
-        if commit.document != {"n": "old"}:
-            return queue(log, commit, guards)
-        gate.wait()
-        pending = queue(log, commit, guards)
-        returned.set()
-        return pending
+    slowly = gate.before(LogWriter.queue, lambda log, commit, guards: commit.document == {"n": "old"})
 
     async def run() -> None:
         async with opslog.aio.open(url, agent="a", durability="buffered", compact_after=None) as store:
@@ -209,42 +200,32 @@ def test_a_cancelled_buffered_set_comes_before_a_newer_one(
             monkeypatch.setattr(LogWriter, "queue", slowly)
             replica.in_state = -1  # as while a thread reads
             old = asyncio.ensure_future(store.set("x", {"n": "old"}))
-            await gate.reached()
+            await reached(gate.entered)
             replica.in_state = 0
             old.cancel()
             asyncio.get_running_loop().call_later(0.01, gate.is_open.set)
             with suppress(asyncio.CancelledError):
                 await old
             await store.set("x", {"n": "new"})
-            while not returned.is_set():
-                await asyncio.sleep(0.001)
+            await reached(gate.passed)
             assert await store.get("x") == {"n": "new"}
 
     asyncio.run(run())
 
 
 def test_a_cancelled_undo_takes_back_nothing_newer(url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    undo, returned = Replica.undo, threading.Event()
-
-    def slowly(replica: Replica[Document]) -> Any:
-        gate.wait()
-        undone = undo(replica)
-        returned.set()
-        return undone
-
     async def run() -> None:
         async with opslog.aio.open(url, agent="a", compact_after=None) as store:
             await store.set("x", {"n": 1})
-            monkeypatch.setattr(Replica, "undo", slowly)
+            monkeypatch.setattr(Replica, "undo", gate.before(Replica.undo))
             undoing = asyncio.ensure_future(store.undo())
-            await gate.reached()
+            await reached(gate.entered)
             undoing.cancel()
             asyncio.get_running_loop().call_later(0.01, gate.is_open.set)
             with suppress(asyncio.CancelledError):
                 await undoing
             await store.set("x", {"n": 2})
-            while not returned.is_set():
-                await asyncio.sleep(0.001)
+            await reached(gate.passed)
             assert await store.get("x") == {"n": 2}
 
     asyncio.run(run())
@@ -259,7 +240,7 @@ def test_an_undo_takes_back_a_cancelled_transaction_that_is_being_decided(gate: 
 
             created = asyncio.ensure_future(store.create("x", {}))
             deciding_one = asyncio.ensure_future(store.transact(read))
-            await gate.reached()
+            await reached(gate.entered)
             created.cancel()
             with suppress(asyncio.CancelledError):
                 await created
@@ -300,7 +281,7 @@ def test_a_transaction_has_ended_though_its_block_was_cancelled_twice(url: str, 
             while not made:
                 await asyncio.sleep(0.001)
             busy = loop.run_in_executor(None, gate.wait)
-            await gate.reached()
+            await reached(gate.entered)
             running.cancel()
             await asyncio.sleep(0)
             running.cancel()
