@@ -66,7 +66,7 @@ def test_a_handler_never_comes_between_the_lock_of_the_state_and_the_note_who_ha
             lambda: replica.read(lambda state: None),
             lambda: replica.change(lambda state: None),
             lambda: replica.apply([]),
-            lambda: replica.read_frozen(lambda: None),
+            lambda: replica.read_frozen(replica.freeze().release),
         ]
 
         def note(place: Place) -> None:
