@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,31 +11,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_FOLDER = Path(__file__).parents[1] / "build" / "npm"
+from tests.support.npm import PackagesMissingError, install
+
 _PACKAGES = ("@backloghq/opslog@0.8.1", "@backloghq/opslog-s3@0.4.1", "node@22")
 
 
 @cache
 def npm_modules() -> Path | None:
     """The folder of the packages, with the Node.js that they require; None if they cannot be installed."""
-    if shutil.which("npm") is None:
-        print("without the npm package: there is no npm here", file=sys.stderr)
+    try:
+        return install("npm", *_PACKAGES) / "node_modules"
+    except PackagesMissingError as error:
+        print(f"without the npm package: {error}", file=sys.stderr)
         return None
-    modules = _FOLDER / "node_modules"
-    if not all((modules / name).exists() for name in ("@backloghq/opslog", "@backloghq/opslog-s3")):
-        _FOLDER.mkdir(parents=True, exist_ok=True)
-        options = ("--prefix", str(_FOLDER), "--no-audit", "--no-fund", "--fetch-retries=0")
-        done = subprocess.run(["npm", "install", *options, *_PACKAGES], capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"without the npm package: {done.stderr.strip()}", file=sys.stderr)
-            return None
-    return modules
 
 
-def node() -> str:
-    """The Node.js that the packages require, or that of the system."""
-    own = _FOLDER / "node_modules" / "node" / "bin" / "node"
-    return str(own) if own.exists() else "node"
+def node(modules: Path) -> str:
+    """The Node.js that the packages require."""
+    return str(modules / "node" / "bin" / "node")
 
 
 class Driver:
@@ -48,8 +40,9 @@ class Driver:
     def __init__(self, script: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         modules = npm_modules()
         assert modules is not None, "contenders of a package are registered only where it is"
+        program = str(Path(__file__).with_name(script))
         self._process = subprocess.Popen(
-            [node(), "--max-old-space-size=12000", str(Path(__file__).with_name(script)), str(modules), *arguments],
+            [node(modules), "--max-old-space-size=12000", program, str(modules), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **(environment or {})},

@@ -364,9 +364,6 @@ contender(COLD, "floor: python -c pass", READS)(_command(lambda s: [sys.executab
 contender(COLD, "click, msgspec and orjson alone", READS)(
     _command(lambda s: [sys.executable, "-c", "import click, msgspec, orjson"])
 )
-if npm_modules() is not None:
-    contender(COLD, f"node and {NPM}", READS)(
-        _command(
-            lambda s: [node(), "--input-type=module", "-e", _NODE, str(npm_modules()), str(_npm_small(s)), "task-1"]
-        )
-    )
+if (_modules := npm_modules()) is not None:
+    _start_node = [node(_modules), "--input-type=module", "-e", _NODE, str(_modules)]
+    contender(COLD, f"node and {NPM}", READS)(_command(lambda s: [*_start_node, str(_npm_small(s)), "task-1"]))

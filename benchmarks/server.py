@@ -29,6 +29,7 @@ from rich.table import Table
 from benchmarks.report import at_least_one, machine, shown
 from benchmarks.server_page import Report, Result, write_page
 from tests.support.node_streams import package
+from tests.support.npm import PackagesMissingError
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,7 +65,7 @@ def opslog(folder: Path) -> AbstractContextManager[Server]:
 
 def reference(folder: Path) -> AbstractContextManager[Server]:
     script = ROOT / "tests" / "support" / "node_streams.mjs"
-    command = ["node", str(script), str(package("server")), json.dumps({"dataDir": str(folder)})]
+    command = ["node", str(script), str(package()), json.dumps({"dataDir": str(folder)})]
 
     @contextmanager
     def started() -> Iterator[Server]:
@@ -180,9 +181,12 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     # A thousand followers are a thousand descriptors, in the server and in its clients: both inherit this.
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    contenders = [name for name in CONTENDERS if name != REFERENCE or package("server") is not None]
-    if REFERENCE not in contenders:
-        print("without the reference server: it needs node and npm", file=sys.stderr)
+    contenders = list(CONTENDERS)
+    try:
+        package()
+    except PackagesMissingError as error:
+        contenders.remove(REFERENCE)
+        print(f"without the reference server: {error}", file=sys.stderr)
     names = [name for name in WORKLOADS if not given.only or any(part in name for part in given.only)]
     rounds = 1 if given.small else given.rounds
     environment = machine() | {"node": _node_version()}

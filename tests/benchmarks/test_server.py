@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks import server
 from benchmarks.server_page import GOALS, Report, Result, above, goals, write_page
-from tests.support.node_streams import package
+from tests.support.node_streams import REFERENCE
+from tests.support.npm import installed
 
 
 @pytest.mark.parametrize(
@@ -18,8 +19,8 @@ from tests.support.node_streams import package
 )
 @pytest.mark.parametrize("name", [name for name in server.WORKLOADS if "64" not in name and "16" not in name])
 def test_every_kind_of_workload_runs(name: str, contender: str) -> None:
-    if contender == server.REFERENCE and package("server") is None:
-        pytest.skip("the reference server needs node and npm")
+    if contender == server.REFERENCE:
+        installed(*REFERENCE)
     workload = server.WORKLOADS[name]
     if contender not in workload.contenders:
         pytest.skip("the floors cannot do this")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -15,9 +14,9 @@ import pytest
 from opslog.errors import CorruptError, UsageError
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.importers.backlog import orphaned_logs, read_backlog, read_backlog_archives
+from tests.support.npm import installed
 
-PACKAGE = "@backloghq/opslog"
-VERSION = "0.8.1"
+PACKAGE = "@backloghq/opslog@0.8.1"
 DRIVER = Path(__file__).with_name("backlog_driver.mjs")
 
 
@@ -59,16 +58,9 @@ class Process:
 
 
 @pytest.fixture(scope="session")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package's entry module, installed from the registry that npm uses."""
-    if not (shutil.which("npm") and shutil.which("node")):
-        pytest.skip("needs npm and node on the PATH")
-    folder = tmp_path_factory.mktemp("npm")
-    command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--fetch-retries=0"]
-    done = subprocess.run([*command, f"{PACKAGE}@{VERSION}"], check=False, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"npm cannot install {PACKAGE}@{VERSION}: {done.stderr.strip()}")
-    return folder / "node_modules" / PACKAGE / "dist" / "index.js"
+def package() -> Path:
+    """The package's entry module."""
+    return installed("npm-backlog", PACKAGE) / "node_modules" / "@backloghq" / "opslog" / "dist" / "index.js"
 
 
 @pytest.fixture

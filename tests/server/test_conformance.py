@@ -1,7 +1,4 @@
-"""The whole official conformance suite of the protocol passes, on each storage.
-
-The pinned npm packages are installed once, in a folder that git ignores.
-"""
+"""The whole official conformance suite of the protocol passes, on each storage."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.npm import installed
 from tests.support.servers import serving
 
 PACKAGES = ("@durable-streams/server-conformance-tests@0.3.6", "vitest@4.0.15")
-FOLDER = Path(__file__).parents[2] / "build" / "conformance"
 SUITE = Path(__file__).with_name("conformance.test.mjs")
 TESTS = 338
 
@@ -24,18 +21,9 @@ TESTS = 338
 @pytest.fixture(scope="session")
 def vitest() -> Path:
     """The folder in which the suite can be run."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("the official suite needs node and npm")
-    installed = FOLDER / "installed.json"
-    if not installed.exists() or json.loads(installed.read_text()) != list(PACKAGES):
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--prefix", str(FOLDER), "--no-audit", "--no-fund", *PACKAGES]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"the official suite cannot be installed: {done.stderr.strip()[-300:]}")
-        installed.write_text(json.dumps(PACKAGES))
-    shutil.copy(SUITE, FOLDER)  # packages are found from the directory of the file
-    return FOLDER
+    folder = installed("conformance", *PACKAGES)
+    shutil.copy(SUITE, folder)  # packages are found from the directory of the file
+    return folder
 
 
 @pytest.mark.long

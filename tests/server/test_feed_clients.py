@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import opslog
-from tests.support.node_streams import install
+from tests.support.npm import installed
 from tests.support.places import DIRECTORY, SERVERS, Place
 from tests.support.servers import Server, http
 
@@ -49,10 +49,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def packages() -> Path:
-    folder = install("state", *PACKAGES)
-    if folder is None:
-        pytest.skip("the client of the State Protocol needs node, npm and its packages")
-    return folder
+    return installed("npm-state", *PACKAGES)
 
 
 def act(store: opslog.Store[Any], chance: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""npm packages that tests need: installed once, in a folder that git ignores."""
+"""npm packages that tests and benchmarks need: each set is installed once, in a folder of build/ that git ignores."""
 
 from __future__ import annotations
 
@@ -13,23 +13,38 @@ import pytest
 ROOT = Path(__file__).parents[2] / "build"
 
 
-def installed(name: str, *packages: str) -> Path:
-    """The folder with these packages, pinned as ``name@version``. Skips the test if they are not available."""
+class PackagesMissingError(Exception):
+    """Packages cannot be installed. The message says why."""
+
+
+def install(name: str, *packages: str, root: Path = ROOT) -> Path:
+    """The folder ``build/<name>`` with these packages, pinned as ``name@version``, all of them complete.
+
+    Several processes may ask at once: one installs, the others wait for it. An installation that was interrupted is
+    made again. What is in ``node_modules`` says nothing about it: npm makes a package's folder before its files.
+
+    :raises PackagesMissingError: there is no npm here, or it could not install them.
+    """
     if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("this needs node and npm")
-    folder = ROOT / name
-    note = folder / "installed.json"
+        raise PackagesMissingError("there is no npm and node here")
+    folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:  # tests run in several processes
+    note = folder / "installed.json"
+    with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _install(folder, note, packages)
+        if not note.exists() or json.loads(note.read_text()) != list(packages):
+            note.unlink(missing_ok=True)
+            options = ("--prefix", str(folder), "--no-audit", "--no-fund", "--fetch-retries=0")
+            done = subprocess.run(["npm", "install", *options, *packages], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise PackagesMissingError(f"{', '.join(packages)} cannot be installed: {done.stderr.strip()[-300:]}")
+            note.write_text(json.dumps(packages))
     return folder
 
 
-def _install(folder: Path, note: Path, packages: tuple[str, ...]) -> None:
-    if not note.exists() or json.loads(note.read_text()) != list(packages):
-        command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", *packages]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"{', '.join(packages)} cannot be installed: {done.stderr.strip()[-300:]}")
-        note.write_text(json.dumps(packages))
+def installed(name: str, *packages: str) -> Path:
+    """As :func:`install`, for tests: skips the test if the packages cannot be installed."""
+    try:
+        return install(name, *packages)
+    except PackagesMissingError as error:
+        pytest.skip(str(error))
