@@ -120,6 +120,33 @@ def test_an_idle_agent_goes_on_after_its_seal_was_collected(world: World, live: 
     check_converged(world, live)
 
 
+@pytest.mark.parametrize("durability", ["fsync", "buffered"])
+def test_an_idle_agent_that_has_loaded_its_seal_goes_on_after_that_was_collected(world: World, durability: str) -> None:
+    """It loads the seal while no manifest has it yet, so it expects to meet the seal at its next append."""
+
+    def load(request: Request) -> None:
+        if request.method == "put_new" and request.key.startswith("prefix/manifests/") and len(world.segments("a")) > 1:
+            world.bucket.fault = lambda request: None
+            store.refresh()
+
+    with world.open("a", durability=durability) as store:
+        store["one"] = {}
+        store["two"] = {}
+        store.flush()
+        world.seconds += 2 * DAY
+        world.bucket.fault = load
+        while world.bucket.fault is load:
+            assert world.compact().number is not None
+            world.seconds += 60
+        world.compact_beyond("a")
+        store["later"] = {"by": "a"}
+        store.flush()
+        assert "later" in world.documents()
+        store.refresh()
+        assert dict(store.items()) == world.documents()
+    assert [str(problem) for problem in verify(world.backend).problems if problem.severity == "error"] == []
+
+
 def test_a_compaction_does_not_count_a_seal_that_came_too_late(world: World, live: Store) -> None:
     assert delay_seal(world, "a", lambda: world.compact_beyond("a")).sealed == ()
     live["busy"] = {"by": "a"}

@@ -119,3 +119,17 @@ def test_only_a_session_without_memory_goes_on_behind_another_process() -> None:
     paused.session.close()
     with opslog.open(paused.backend.url, read_only=True) as store:
         assert "x" not in store
+
+
+def test_a_session_that_has_loaded_what_another_process_wrote_does_not_go_on_behind_it() -> None:
+    paused = begun()
+    before = paused.session.freshness.newest
+    paused.pause()
+    paused.session.resume(Cursor("a", segment=7, commits=6, clock=6), before)
+    for _ in range(2):
+        with pytest.raises(opslog.AgentFencedError) as raised:
+            paused.append()
+        with pytest.raises(opslog.AgentFencedError):
+            paused.session.pass_seal(raised.value)
+    assert list_log(paused.backend, "a") == []
+    paused.session.close()

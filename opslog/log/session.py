@@ -19,7 +19,8 @@ document. The test that shows an invariant stands after it:
    (tests/test_delayed_writes.py: test_an_import_paused_for_long_brings_nothing_back,
    tests/store/test_sealed_writers.py: test_commits_buffered_for_too_long_get_no_new_stamps)
 6. **Number.** Before an append, the cut of a recent manifest (`opslog.log.freshness`) shows that the next
-   number was not used. (tests/test_session.py: test_a_used_number_is_found_before_the_append)
+   number was not used. (tests/test_session.py: test_a_used_number_is_found_before_the_append,
+   tests/test_delayed_seals.py: test_an_idle_agent_that_has_loaded_its_seal_goes_on_after_that_was_collected)
 7. **Confirmation.** After an append, the cut of such a manifest is not beyond it. Otherwise it may be that nobody ever
    reads the commit, and it is not acknowledged. (tests/test_delayed_writes.py:
    test_a_process_paused_before_its_append_reads_the_newest_manifest_before_it_acknowledges)
@@ -31,7 +32,8 @@ document. The test that shows an invariant stands after it:
    (tests/store/test_seals_and_transactions.py:
    test_a_commit_stamped_before_a_transaction_was_read_does_not_outrank_it_behind_a_seal)
 10. **Stopping.** If anything but a seal came, a session whose owner has the log in memory never writes again.
-    (tests/test_session.py: test_only_a_session_without_memory_goes_on_behind_another_process)
+    (tests/test_session.py: test_only_a_session_without_memory_goes_on_behind_another_process,
+    test_a_session_that_has_loaded_what_another_process_wrote_does_not_go_on_behind_it)
 
 Where locks hold names, 5 and 7 cost one comparison each, and the others nothing.
 """
@@ -105,11 +107,13 @@ class Passage(NamedTuple):
     :ivar after: the segment to go on after.
     :ivar seals: the seals up to there that the session did not know.
     :ivar clock: every commit behind the passage has a greater one.
+    :ivar commits: how many commits of the log lie before it.
     """
 
     after: int
     seals: list[Seal]
     clock: int
+    commits: int
 
 
 class WriterSession:
@@ -142,11 +146,15 @@ class WriterSession:
         self._backend = backend
         self._appender = appender
         self._in_memory = in_memory
+        # The appender writes the next segment. After a load that may be a segment that is known already: what a load
+        # finds behind a manifest's cut has still to be shown to be a seal, by the appends that it blocks.
+        self._after = self.last_segment
+        # How many commits of the log lie before that segment.
         self._commits = own.commits
         # The clock of the last commit in the log. 0: it was not read.
         self._last_clock = own.clock
         self._was_taken = False
-        appender.advance(self.last_segment)
+        appender.advance(self._after)
 
     def stamp(self, commit: Commit, after: int | None = None) -> bytes:
         """Give a commit its agent, ts and clock; returns its line. Errors as in `encode_commit`.
@@ -180,6 +188,7 @@ class WriterSession:
         self.freshness.check_age(self.freshness.read_at if read_at is None else read_at)
         position = self._appender.append(lines)
         self._confirm(position)
+        self._after = position.segment
         self.last_segment = max(self.last_segment, position.segment)
         if not self._backend.segments_grow:
             self._commits += lines.count(b"\n")
@@ -209,18 +218,19 @@ class WriterSession:
             seals = _read_seals(self._backend, fenced.path)
             newest = self.freshness.read_newest()
             cut = self._cut_in(newest)
+            commits = self._commits + len(seals or ())
             if seals is not None and cut.segment > after:
                 # It was compacted, and perhaps collected. What has its number now may come from a delayed write.
-                after = cut.last_segment
-                may_go_on = after <= self.last_segment or not self._in_memory or self._is_sealed(newest)
+                after, commits = cut.last_segment, cut.commits
+                may_go_on = not self._in_memory or self._is_sealed(newest)
                 seals = [Seal(newest.ts, self._clock_of_seal(newest), self.agent)] if may_go_on else None
         except OpslogError as error:
             raise WriteFailedError(f"{fenced.path} exists already, and could not be read: {error}") from error
         if not seals:
             raise fenced
         if after <= self.last_segment:
-            return Passage(after, [], self._last_clock)
-        return Passage(after, seals, seals[-1].clock)
+            return Passage(after, [], self._last_clock, commits)
+        return Passage(after, seals, seals[-1].clock, commits)
 
     def go_on(self, passage: Passage) -> None:
         """Append behind this passage from now on. Commits whose clock is not greater must be stamped again."""
@@ -229,8 +239,7 @@ class WriterSession:
         if passage.after > self.last_segment:
             self.last_segment = passage.after
             self._last_clock = passage.clock
-            self._commits += len(passage.seals)
-        self._appender.advance(passage.after)
+        self._go_behind(passage.after, passage.commits)
 
     def has_more(self, listed: Sequence[Segment]) -> bool:
         """Whether a listing of the log shows more than its owner knows: a seal, or a write of another process."""
@@ -245,14 +254,21 @@ class WriterSession:
             return
         self._was_taken = self._was_taken or not self._is_sealed(manifest)
         self.last_segment = max(self.last_segment, own.cut.last_segment)
-        self._commits, self._last_clock = own.commits, own.clock
+        self._last_clock = own.clock
         if not self._was_taken:
+            cut = self._cut_in(manifest)
             with suppress(ReopenError, ClosedError):  # the next append says so, too
-                self._appender.advance(self._cut_in(manifest).last_segment)
+                self._go_behind(cut.last_segment, cut.commits)
 
     def close(self) -> None:
         """Give the name back. Idempotent."""
         self._appender.close()
+
+    def _go_behind(self, segment: int, commits: int) -> None:
+        """Let the appender write behind a segment that lies farther on, up to which the log has so many commits."""
+        self._appender.advance(segment)
+        if segment > self._after:
+            self._after, self._commits = segment, commits
 
     def _cut_in(self, manifest: Manifest) -> Cut:
         return manifest.cut.get(self.agent, START)
@@ -279,12 +295,12 @@ class WriterSession:
             raise WriteFailedError(
                 f"nothing was written, because it is unknown where the log of agent {self.agent!r} continues: {error}"
             ) from error
-        if self._was_taken or cut.last_segment > self.last_segment:
+        if self._was_taken or cut.last_segment > self._after:
             raise AgentFencedError(
                 f"another process wrote under the agent name {self.agent!r} of {self._backend.url}, and what it wrote "
                 "is in a snapshot. Nothing of this append is in the log. Close this store; then open it under another "
                 "agent name, or end the other process first",
-                "" if self._was_taken else segment_path(self.agent, self.last_segment + 1),
+                "" if self._was_taken else segment_path(self.agent, self._after + 1),
             )
 
     def _confirm(self, position: Position) -> None:

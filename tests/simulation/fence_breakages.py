@@ -23,10 +23,25 @@ def _any_seal(self: WriterSession, fenced: AgentFencedError) -> Passage:
     self.freshness.read_newest()
     named = segment_of(fenced.path)
     seals = vars(session)["_read_seals"](self._backend, fenced.path) if named else None
-    return Passage(named[1], seals, seals[-1].clock) if named and seals else _passage(self, fenced)
+    if not named or not seals:
+        return _passage(self, fenced)
+    return Passage(named[1], seals, seals[-1].clock, vars(self)["_commits"] + len(seals))
 
 
 _passage = WriterSession.pass_seal
+
+
+def _number_by_what_was_loaded(self: WriterSession) -> None:
+    """A number counts as used only if the owner does not know it. After a load the appender may still be before it."""
+    parts = vars(self)
+    after, parts["_after"] = parts["_after"], self.last_segment
+    try:
+        _check_number(self)
+    finally:
+        parts["_after"] = after
+
+
+_check_number = WriterSession._check_number
 
 
 def _stamp_seals_as_before(self: WriterSession, commit: Commit, after: int | None = None) -> bytes:
@@ -84,6 +99,25 @@ FENCES = [
             calls=60,
         ),
         more=((WriterSession, "stamp", _stamp_seals_as_before),),
+    ),
+    Breakage(
+        "count a seal that was only loaded as passed",
+        WriterSession,
+        "_check_number",
+        _number_by_what_was_loaded,
+        likely(
+            "s3",
+            {},
+            undo_window=2,
+            undo_ttl_seconds=1.0,
+            grace_seconds=0.6,
+            compactors=16,
+            agents=8,
+            calls=80,
+            think_seconds=3.0,
+            weights={"refresh": 6, "set": 6},
+            large=True,
+        ),
     ),
     Breakage(
         "do not stamp buffered commits anew behind a seal",
