@@ -412,7 +412,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         return follow(self._replica, since, poll_seconds)
 
     def ops(self, since: int | None = None) -> Iterator[Commit]:
-        """All agents' commits with a clock greater than `since`, in the order of their stamps, read from storage.
+        """All agents' commits with a clock greater than `since`, in the order of their stamps, read from storage. The
+        next write refreshes first, so that it outranks them.
 
         Do not use a clock as a cursor: an agent that had not refreshed may commit later with a smaller clock, and a
         call with the greatest clock seen so far misses that commit. To follow a store without gaps, use `changes`.
@@ -425,15 +426,19 @@ class Store(MutableMapping[str, T], Generic[T]):
         included = self._replica.included
         from opslog.history import commits_since
 
-        commits = commits_since(self._replica.backend, since)
+        commits = commits_since(self._replica.backend, since)  # as many as there are now, however late they are read
+        self._replica.freshness.note_shown()
         return commits if included is None else filter(included, commits)
 
     def history(self, id: str) -> list[Revision]:
-        """The revisions of one document, oldest first, as far as they are retained. Reads all retained logs."""
+        """The revisions of one document, oldest first, as far as they are retained. Reads all retained logs. The next
+        write refreshes first, so that it outranks them."""
         self.flush()
         from opslog.history import revisions
 
-        return revisions(self._replica.backend, id, self._replica.included or (lambda commit: True))
+        found = revisions(self._replica.backend, id, self._replica.included or (lambda commit: True))
+        self._replica.freshness.note_shown()
+        return found
 
     # -- tables
 
@@ -524,7 +529,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         return list_periods(self._replica.backend)
 
     def load_archive(self, period: str) -> dict[str, T]:
-        """The documents of an archive by id, verified.
+        """The documents of an archive by id, verified. The next write refreshes first, so that it outranks their
+        deletion.
 
         :raises NotFoundError: nothing was archived under this period.
         """
@@ -532,6 +538,7 @@ class Store(MutableMapping[str, T], Generic[T]):
 
         self._replica.check_open()
         records = read_archive(self._replica.backend, check_name(period, "period"))
+        self._replica.freshness.note_shown()
         return {id: self._replica.schema.decode(record) for id, record in records.items()}
 
     def stats(self) -> Stats:

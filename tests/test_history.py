@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import opslog
 from opslog.backends import open_backend
 from opslog.compaction.compact import compact
+from opslog.doors.operations import Operations
 from opslog.environment import REAL, Environment, format_ts, parse_ts
 from opslog.format.commits import Commit, Set, Undo
 from opslog.format.layout import manifest_path
@@ -267,6 +269,55 @@ def test_the_history_of_a_document(url: str) -> None:
         found = [(one.record.op, one.record.stamp, one.undone) for one in a.history("x")]
         assert found == [("set", (1, "a"), False), ("set", (2, "b"), False), ("delete", (3, "a"), True)]
         assert a.history("nobody") == []
+
+
+def history_of(store: opslog.Store[Any]) -> None:
+    assert store.history("x")[-1].record.clock > 5
+
+
+def newest_of_ops(store: opslog.Store[Any]) -> None:
+    assert max(commit.clock for commit in store.ops()) > 5
+
+
+def first_of_ops(store: opslog.Store[Any]) -> None:
+    """What comes behind it was listed when the call began."""
+    assert next(store.ops()).clock == 1
+
+
+def archived(store: opslog.Store[Any]) -> None:
+    assert store.load_archive("then") == {"x": {"by": "b", "n": 4}}
+
+
+def archive_page(store: opslog.Store[Any]) -> None:
+    assert [entry.id for entry in Operations(store).archived("then").items] == ["x"]
+
+
+def set_x(store: opslog.Store[Any]) -> None:
+    store["x"] = {"answers": True}
+
+
+def set_x_in_a_batch(store: opslog.Store[Any]) -> None:
+    with store.batch():
+        store["y"] = {}
+        set_x(store)
+
+
+@pytest.mark.parametrize("write", [set_x, set_x_in_a_batch])
+@pytest.mark.parametrize("show", [history_of, newest_of_ops, first_of_ops, archived, archive_page])
+def test_an_answer_to_what_was_read_from_storage_outranks_it(
+    url: str, show: Callable[[opslog.Store[Any]], None], write: Callable[[opslog.Store[Any]], None]
+) -> None:
+    with opslog.open(url, agent="a") as a, opslog.open(url, agent="b") as b:
+        a["x"] = {"by": "a"}
+        b.refresh()
+        for number in range(5):
+            b["x"] = {"by": "b", "n": number}
+        b.archive(lambda document: True, "then")
+        show(a)
+        write(a)
+        with opslog.open(url, read_only=True) as fresh:
+            assert fresh["x"] == {"answers": True}
+            assert dict(a.items()) == dict(fresh.items())
 
 
 def test_the_oldest_known_revision_may_be_in_a_snapshot(url: str) -> None:

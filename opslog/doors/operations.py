@@ -436,6 +436,7 @@ class Operations:
         if cursor is not None and not cursor.startswith(_AFTER):
             raise UsageError("this is no cursor of an archive: use the one that the page before gave")
         records = read_archive(self._replica.backend, check_name(period, "period"))
+        self._replica.freshness.note_shown()
         behind = None if cursor is None else cursor.removeprefix(_AFTER)
         ids = sorted(id for id in records if behind is None or id > behind)
         shown = ids[:limit]

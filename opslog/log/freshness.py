@@ -7,9 +7,14 @@ Two limits follow. Each is half of a retention time, so that the other half rema
   the number is taken.
 - **Tombstones.** A tombstone may leave the snapshot after its TTL. A process whose view is older than half of that TTL
   reads what is new before it writes. Otherwise it might bring back a document that was deleted.
+
+A process also reads what is new before it writes if it has shown commits that are not in its view, such as those of a
+history: an answer to a commit must outrank that commit.
 """
 
 from __future__ import annotations
+
+import threading
 
 import msgspec
 
@@ -37,11 +42,14 @@ class Freshness:
     :param newest: the newest manifest.
     :param at: when it was read, and the writes of others.
     :ivar read_at: when the writes of others were last read to their end.
+    :ivar shown_at: when commits were last read from storage past the view. None of them is newer than that.
     """
 
     def __init__(self, manifests: ManifestStore, environment: Environment, newest: Manifest, at: float) -> None:
         self.environment = environment
         self.read_at = at
+        self.shown_at = at
+        self._lock = threading.RLock()
         self._manifests = manifests
         self._read = _Read(newest, at)
         self._fresh_seconds = newest.settings.tombstone_ttl_seconds / 2
@@ -91,7 +99,16 @@ class Freshness:
     @property
     def is_stale(self) -> bool:
         """Whether what others wrote has to be read before the next commit is stamped."""
-        return self.environment.monotonic() - self.read_at > self._fresh_seconds
+        read_at = self.read_at
+        return read_at < self.shown_at or self.environment.monotonic() - read_at > self._fresh_seconds
+
+    def note_shown(self) -> None:
+        """Note that commits were read from storage past the view, and are about to be shown to the caller."""
+        now = self.environment.monotonic()
+        with self._lock:
+            # Without a call: a signal handler may run after one, and what it has shown would be forgotten.
+            if now > self.shown_at:  # noqa: PLR1730
+                self.shown_at = now
 
     def check_age(self, read_at: float) -> None:
         """Check that a commit that rests on a read at `read_at` may still enter the log. It was stamped with a view

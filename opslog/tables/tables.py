@@ -148,6 +148,7 @@ class Tables(Generic[T]):
         """A row for each document that a commit wrote, and one for each undo; as far as they are retained."""
         self._replica.flush()
         commits = history.commits_since(self._replica.backend, None)
+        self._replica.freshness.note_shown()
         if self._replica.included is not None:
             commits = filter(self._replica.included, commits)
         rows = [(commit, record) for commit in commits for record in _rows(commit)]
@@ -173,6 +174,7 @@ class Tables(Generic[T]):
             for period in archive.list_periods(backend)
             for record in archive.read_archive(backend, period).values()
         ]
+        self._replica.freshness.note_shown()
         records = [record for _, record in rows]
         columns = record_columns(self._connection, packed_lines(map(encode_commit, records)), RECORD_COLUMNS)
         periods = pa.array([period for period, _ in rows], pa.string())

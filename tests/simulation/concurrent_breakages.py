@@ -11,6 +11,7 @@ from opslog.aio import AsyncStore
 from opslog.archive import Chosen
 from opslog.errors import ClosedError, MissingFileError
 from opslog.format.commits import Commit, Set
+from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor
 from opslog.replica.following import Following
 from opslog.replica.memory import Memory
@@ -28,6 +29,10 @@ BUSY: dict[str, Any] = {
     "readers": 0,
     "switching": 0.5,
 }
+
+
+def _nothing(self: Freshness) -> None:
+    """Does nothing."""
 
 
 def _take_unobserved(self: Following, commits: list[Commit], cursor: Cursor) -> None:
@@ -86,6 +91,13 @@ CONCURRENT = [
         "_take",
         _take_unobserved,
         likely("posix", {}, **BUSY, weights={"set": 1, "refresh": 4}),
+    ),
+    Breakage(
+        "write without reading what a history has shown",
+        Freshness,
+        "note_shown",
+        _nothing,
+        likely("posix", {}, **BUSY, weights={"answer": 6, "set": 1}),
     ),
     Breakage(
         "lose the commits that a watch has not returned when it ends",

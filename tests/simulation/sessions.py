@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 from opslog.aio import AsyncStore
 from opslog.concurrency.pool import in_thread
 from opslog.errors import LockedError, MissingFileError, OpslogError, ReopenError, RetryError
-from opslog.format.commits import Commit, Set
+from opslog.format.commits import Commit, Record, Set
 from opslog.format.layout import TRANSACTIONS
 from opslog.replica.state import State
 from opslog.replica.terms import ATTEMPTS, NO_CONDITION, Condition, Never
@@ -399,9 +399,14 @@ class SharedSession(Session):
         await self.check_own(attempt, self.own, None)
 
     async def answer(self) -> None:
-        """Read a document that others write, and then write or delete it."""
+        """Read a document that others write, in memory or in its history, and then write or delete it."""
         id = self.random.choice(self.shared.ids)
-        read = await self.elsewhere(lambda: replica_of(self.store).record(id))
+        read: Record | None
+        if self.random.random() < 0.2:
+            revisions = await self.elsewhere(lambda: self.store.history(id))
+            read = revisions[-1].record if revisions else None
+        else:
+            read = await self.elsewhere(lambda: replica_of(self.store).record(id))
         if self.random.random() < 0.2:
             with self.attempt("delete", id) as attempt:
                 await self.calls.delete(id)
