@@ -97,6 +97,22 @@ class Batches:
         block = self.local.transaction
         return None if block is None else block()
 
+    def listed(self) -> dict[str, Record]:
+        """The records of this thread's batch, for a call that lists, counts or searches documents.
+
+        :raises UsageError: the batch is in a transaction block. The answer would come without what the transaction has
+            written, and the transaction would not depend on it.
+        """
+        batch = self.current
+        if batch is None:
+            return {}
+        if self.transaction is not None:
+            raise UsageError(
+                "a batch inside a transaction can read, set and delete single documents: list, count, search and clear "
+                "them through the transaction"
+            )
+        return batch.overlay
+
     def check_no_transaction(self) -> None:
         """Check before a plain write that this thread is in no transaction block.
 

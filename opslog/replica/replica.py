@@ -141,7 +141,7 @@ class Replica(Following, Generic[T]):
         """Answers questions."""
         from opslog.replica.questions import Questions
 
-        return Questions(self, self.schema, self._batched)
+        return Questions(self, self.schema, self.batches.listed)
 
     @made_once
     def feed(self) -> Feed[T]:
@@ -254,16 +254,12 @@ class Replica(Following, Generic[T]):
     def count(self) -> int:
         """The number of documents."""
         self.check_open()
-        return self.read(_count, self._batched())
+        return self.read(_count, self.batches.listed())
 
     def records(self) -> Iterator[Set]:
         """The records of all documents in order of id, as they are at the call."""
         self.check_open()
-        return self.read(State.records, self._batched())
-
-    def _batched(self) -> dict[str, Record]:
-        batch = self.batches.current
-        return batch.overlay if batch is not None else {}
+        return self.read(State.records, self.batches.listed())
 
     # -- writing
 

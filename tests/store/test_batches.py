@@ -119,3 +119,30 @@ def test_a_batch_begins_and_ends_once(store: Store) -> None:
         batch.__exit__(None, None, None)
     assert dict(store.items()) == {"x": {"v": 1}}
     assert store.stats().commits == 1
+
+
+READS_OF_MANY: dict[str, Callable[[Store], object]] = {
+    "len": len,
+    "iteration": list,
+    "items": lambda store: list(store.items()),
+    "find": lambda store: list(store.find({"v": 1})),
+    "count": lambda store: store.count({"v": 1}),
+    "group": lambda store: store.group("v"),
+    "filter": lambda store: store.filter(lambda document: True),
+    "clear": lambda store: store.clear(),
+}
+
+
+@pytest.mark.parametrize("name", READS_OF_MANY)
+def test_a_batch_in_a_transaction_leaves_reads_of_many_documents_to_that(store: Store, name: str) -> None:
+    """They would come without what the transaction has written, and it would not depend on them."""
+    store["x"] = {"v": 1}
+    with store.transaction() as transaction:
+        transaction["y"] = {"v": 2}
+        with store.batch():
+            store["z"] = {"v": 3}
+            with pytest.raises(opslog.UsageError, match="through the transaction"):
+                READS_OF_MANY[name](store)
+            assert (store["x"], store["y"], store["z"]) == ({"v": 1}, {"v": 2}, {"v": 3})
+        assert len(transaction) == 3
+    assert dict(store.items()) == {"x": {"v": 1}, "y": {"v": 2}, "z": {"v": 3}}
