@@ -27,6 +27,7 @@ from opslog.replica.questions import chooser
 from opslog.replica.replica import Replica
 from opslog.replica.state import State
 from opslog.replica.transaction import Transaction
+from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import read_blocks
 
 T = TypeVar("T")
@@ -138,7 +139,10 @@ def _stamp(record: Record | None) -> Stamp | None:
 
 
 def list_periods(backend: Backend) -> list[str]:
-    """The periods that have archives, in order."""
+    """The periods that have archives, in order.
+
+    :raises NotFoundError: there is no store here.
+    """
     return sorted({period for period, _ in _files(backend, ARCHIVE)})
 
 
@@ -187,10 +191,15 @@ def newest_archived(backend: Backend, files: Iterable[tuple[str, list[Block]]]) 
 
 
 def _files(backend: Backend, prefix: str) -> list[tuple[str, str]]:
-    """(period, path of the data) of every finished archive file."""
+    """(period, path of the data) of every finished archive file.
+
+    :raises NotFoundError: there is no store here.
+    """
     files = []
     for entry in backend.list(prefix):
         named = archive_of(entry.path)
         if named and named[2] == "index":
             files.append((named[0], archive_path(named[0], named[1])))
+    if not files:
+        ManifestStore(backend).newest()  # in a directory that was moved away, nothing is listed either
     return files

@@ -15,11 +15,13 @@ history: an answer to a commit must outrank that commit.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import msgspec
 
 from opslog.environment import Environment
 from opslog.errors import MissingFileError, WriteFailedError
+from opslog.format.commits import Commit
 from opslog.format.manifest import Manifest
 from opslog.snapshot.manifests import ManifestStore
 
@@ -101,6 +103,13 @@ class Freshness:
         """Whether what others wrote has to be read before the next commit is stamped."""
         read_at = self.read_at
         return read_at < self.shown_at or self.environment.monotonic() - read_at > self._fresh_seconds
+
+    def showing(self, commits: Iterator[Commit]) -> Iterator[Commit]:
+        """These commits, which were listed in storage before; notes that they are shown, as soon as one is."""
+        for commit in commits:
+            self.note_shown()
+            yield commit
+            yield from commits
 
     def note_shown(self) -> None:
         """Note that commits were read from storage past the view, and are about to be shown to the caller."""

@@ -242,6 +242,7 @@ class Cursor(msgspec.Struct):
                 yield from self._read_segment(source, size)
             if not source.segments_grow:
                 self.segment, self.offset = number + 1, 0
+        self._check_end()
 
     def read_newest_first(self, source: LogSource, segments: list[Segment], *, scans: bool = False) -> Iterator[Chunk]:
         """The same commits in chunks, the newest chunk first, as far as the listing goes; moves the cursor when
@@ -269,6 +270,16 @@ class Cursor(msgspec.Struct):
             self.segment, self.offset = last + 1, 0
         self.commits += commits
         self.clock, self.ts = clock, ts
+        self._check_end()
+
+    def _check_end(self) -> None:
+        """Check that the commits go on up to `end`. A file may be as long as it was, and have none any more.
+
+        :raises MissingFileError: they end before it.
+        """
+        segment, offset = self.end
+        if self.position < self.end != (self.segment + 1, 0):
+            raise self._vanished(segment, f"has no commits before byte {offset}, and had some up to there")
 
     def coming(self, segments: list[Segment]) -> list[Segment]:
         """The segments to read, one after the other.

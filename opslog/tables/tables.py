@@ -147,8 +147,7 @@ class Tables(Generic[T]):
     def _commits(self) -> pa.Table:
         """A row for each document that a commit wrote, and one for each undo; as far as they are retained."""
         self._replica.flush()
-        commits = history.commits_since(self._replica.backend, None)
-        self._replica.freshness.note_shown()
+        commits = self._replica.freshness.showing(history.commits_since(self._replica.backend, None))
         if self._replica.included is not None:
             commits = filter(self._replica.included, commits)
         rows = [(commit, record) for commit in commits for record in _rows(commit)]

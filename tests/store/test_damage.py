@@ -35,7 +35,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-@pytest.mark.parametrize("lost", ["segment", "log", "all logs", "end of the segment", "run", "manifest"])
+@pytest.mark.parametrize("lost", ["segment", "log", "all logs", "end of the segment", "zeroed end", "run", "manifest"])
 def test_missing_files_are_named_and_nothing_else_is_answered(
     root: Path, lost: str, read: Callable[[Path], object]
 ) -> None:
@@ -50,6 +50,9 @@ def test_missing_files_are_named_and_nothing_else_is_answered(
             shutil.rmtree(root / "ops")
         case "end of the segment":
             (root / log).write_bytes((root / log).read_bytes()[:100])
+        case "zeroed end":
+            lines = (root / log).read_bytes().splitlines(keepends=True)
+            (root / log).write_bytes(b"".join([*lines[:-1], bytes(len(lines[-1]))]))
         case "run":
             shutil.rmtree(root / "snapshots")
             path = "snapshots/"

@@ -182,6 +182,20 @@ def test_a_reader_says_that_there_is_something_else_to_be_read(root: Path, chang
     assert sorted(stored(root)) == ["one", "two"]
 
 
+def test_the_archives_of_a_directory_that_was_moved_away_are_not_said_to_be_none(tmp_path: Path) -> None:
+    with opslog.open(tmp_path / "store", agent="a") as store:
+        store["one"] = {}
+        assert store.archives() == []
+        store.archive(lambda document: True, "then")
+        (tmp_path / "store").rename(tmp_path / "elsewhere")
+        with pytest.raises(opslog.MissingStoreError):
+            store.archives()
+        with pytest.raises(opslog.MissingStoreError):
+            store.load_archive("then")
+        (tmp_path / "elsewhere").rename(tmp_path / "store")
+        assert store.archives() == ["then"]
+
+
 def test_a_compaction_in_the_background_says_why_it_ended(tmp_path: Path) -> None:
     root = place_for(tmp_path, renamed_and_copied)
     with opslog.open(root, agent="a", settings=opslog.Settings(undo_window=0), compact_after=1_000_000) as store:
