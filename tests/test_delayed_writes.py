@@ -30,6 +30,7 @@ from opslog.replica.refresh import RefreshDecision, Step
 from opslog.snapshot.manifests import ManifestStore
 from opslog.verify.verify import verify
 from tests.support import bucket
+from tests.support.worlds import World
 
 assert bucket.BUCKETS is not None  # which registers bucket://
 
@@ -401,3 +402,24 @@ def test_an_import_paused_for_long_brings_nothing_back(kind: str, pause_seconds:
     ingest_module.ingest(open_backend(url), imported, environment=environment)
     with opslog.open(url, read_only=True) as fresh:
         assert fresh["x"] == {"by": "import"}, "run again, it comes after everything"
+
+
+def test_a_commit_whose_append_took_most_of_the_ttl_is_not_acknowledged() -> None:
+    """It may have come in behind its deletion, whose tombstone was dropped."""
+    world = World()
+
+    def pause(request: bucket.Request) -> None:
+        if request.method == "put_new" and request.key.startswith("prefix/ops/a/"):
+            world.seconds += 5 * DAY
+
+    with world.open("a") as store:
+        store["x"] = {}
+        world.bucket.fault = pause
+        with pytest.raises(opslog.CommitUnknownError, match="paused for most of the tombstone TTL while it wrote"):
+            store["x"] = {"n": 1}
+        world.bucket.fault = lambda request: None
+        with pytest.raises(opslog.ReopenError):
+            store["y"] = {}
+    with world.open("a") as store:
+        store["x"] = {"n": 2}
+        assert world.documents() == {"x": {"n": 2}}

@@ -119,14 +119,15 @@ class Freshness:
             if now > self.shown_at:  # noqa: PLR1730
                 self.shown_at = now
 
-    def check_age(self, read_at: float) -> None:
-        """Check that a commit that rests on a read at `read_at` may still enter the log. It was stamped with a view
-        that was not stale, and must not enter the log much later.
-
-        :raises WriteFailedError: the read is too long ago.
-        """
+    def is_too_old(self, read_at: float) -> bool:
+        """Whether a commit that rests on a read at `read_at` must not enter the log any more. It was stamped when that
+        view was not stale, and must not enter the log much later."""
         limit = max(_WRITE_SECONDS, 0.6 * self._read.manifest.settings.tombstone_ttl_seconds)
-        if self.environment.monotonic() - read_at > limit:
+        return self.environment.monotonic() - read_at > limit
+
+    def check_age(self, read_at: float) -> None:
+        """:raises WriteFailedError: the read is too old, as of `is_too_old`."""
+        if self.is_too_old(read_at):
             raise WriteFailedError(
                 "this process was paused for most of the tombstone TTL since it last read what others wrote. What it "
                 "was about to write may have been deleted meanwhile, and the tombstone dropped: nothing was written"

@@ -15,9 +15,11 @@ document. The test that shows an invariant stands after it:
    (tests/test_ingest.py: test_a_log_that_appeared_and_was_collected_meanwhile_is_not_begun_again)
 4. **Stamp.** A commit's clock is above everything that its session has read and written, so the clocks of a log grow.
    (tests/test_delayed_seals.py: test_an_idle_agent_goes_on_after_its_seal_was_collected)
-5. **Age.** A commit that rests on a read most of a tombstone TTL ago does not enter the log.
+5. **Age.** A commit that rests on a read most of a tombstone TTL ago does not enter the log. If the process is paused
+   in the append itself, the commit is not acknowledged.
    (tests/test_delayed_writes.py: test_an_import_paused_for_long_brings_nothing_back,
-   tests/store/test_sealed_writers.py: test_commits_buffered_for_too_long_get_no_new_stamps)
+   tests/store/test_sealed_writers.py: test_commits_buffered_for_too_long_get_no_new_stamps,
+   tests/test_delayed_writes.py: test_a_commit_whose_append_took_most_of_the_ttl_is_not_acknowledged)
 6. **Number.** Before an append, the cut of a recent manifest (`opslog.log.freshness`) shows that the next
    number was not used. (tests/test_session.py: test_a_used_number_is_found_before_the_append,
    tests/test_delayed_seals.py: test_an_idle_agent_that_has_loaded_its_seal_goes_on_after_that_was_collected)
@@ -181,13 +183,15 @@ class WriterSession:
         :raises WriteFailedError: the read was too long ago, or the storage did not answer. Nothing was written.
         :raises AgentFencedError: the next number was used. Has the segment's path if that may have been by a seal: see
             `pass_seal`. Nothing was written.
-        :raises CommitUnknownError: the number of the segment may have been used before.
+        :raises CommitUnknownError: the number of the segment may have been used before; or this process was paused in
+            the append until the read was too long ago.
         """
         if not self._backend.segments_grow:
             self._check_number()
-        self.freshness.check_age(self.freshness.read_at if read_at is None else read_at)
+        read_at = self.freshness.read_at if read_at is None else read_at
+        self.freshness.check_age(read_at)
         position = self._appender.append(lines)
-        self._confirm(position)
+        self._confirm(position, read_at)
         self._after = position.segment
         self.last_segment = max(self.last_segment, position.segment)
         if not self._backend.segments_grow:
@@ -303,8 +307,8 @@ class WriterSession:
                 "" if self._was_taken else segment_path(self.agent, self._after + 1),
             )
 
-    def _confirm(self, position: Position) -> None:
-        """Check that the append at `position` is part of the log.
+    def _confirm(self, position: Position, read_at: float) -> None:
+        """Check that the append at `position` is part of the log, and rests on a read that is not too old.
 
         :raises CommitUnknownError: that cannot be found out, or a manifest's cut is beyond it. In the second case
             either the number was used before, and nobody reads the append; or it was read and compacted before this
@@ -321,6 +325,12 @@ class WriterSession:
                 f"what is in segment {position.segment} of agent {self.agent!r} was compacted by the time this process "
                 "checked: it was paused for long, and the commit is in the snapshot, unless another process had used "
                 "this number before, in which case nobody reads it. Close this store, open it again, and check"
+            )
+        if self.freshness.is_too_old(read_at):
+            raise CommitUnknownError(
+                f"this process was paused for most of the tombstone TTL while it wrote segment {position.segment} of "
+                f"agent {self.agent!r}. What it wrote may have been deleted meanwhile, and the tombstone dropped: then "
+                "some readers see it, and others do not. Close this store, open it again, and write or delete it anew"
             )
 
     def _is_sealed(self, manifest: Manifest) -> bool:

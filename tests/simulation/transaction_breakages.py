@@ -55,9 +55,9 @@ def _number_unchecked(self: WriterSession) -> None:
         _check_number(self)
 
 
-def _unconfirmed(self: WriterSession, position: Position) -> None:
+def _unconfirmed(self: WriterSession, position: Position, read_at: float) -> None:
     if self.agent != TRANSACTIONS:
-        _confirm(self, position)
+        _confirm(self, position, read_at)
 
 
 _check_number = WriterSession._check_number
