@@ -297,7 +297,7 @@ class AsyncStore(Generic[T]):
             await self._decide("set", partial(transaction.write, commit))
             return
         if replica.freshness.is_stale:
-            await in_thread(replica.refresh_if_stale)
+            await in_thread(partial(replica.refresh_before, commit))
         while True:
             guards = replica.unguarded(commit, at_once=True)
             if guards is None:

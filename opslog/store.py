@@ -232,7 +232,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         """A block whose sets and deletes become one commit: all of them happen, or, after an exception, none.
 
         Inside the block its own thread sees them; other threads see them after its end. A nested block joins the outer
-        one, and can fail alone; a block in a transaction joins that.
+        one, and can fail alone. A block in a transaction joins that, and reads single documents alone.
         """
         return Block(self, self._replica.batches, self._replica.check_writable, self._commit_batch)
 
@@ -276,7 +276,7 @@ class Store(MutableMapping[str, T], Generic[T]):
             replica.decide_plain(commit)
             return
         if replica.freshness.is_stale:  # as `refresh_if_stale`, without its call
-            replica.refresh()
+            replica.refresh_before(commit)
         guards: int | None = replica.guards
         if guards:  # 0 in a store without transactions, where a set must not take longer because of them
             if replica.batches.has_transactions:
@@ -426,8 +426,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         included = self._replica.included
         from opslog.history import commits_since
 
-        commits = commits_since(self._replica.backend, since)  # as many as there are now, however late they are read
-        self._replica.freshness.note_shown()
+        commits = self._replica.freshness.showing(commits_since(self._replica.backend, since))
         return commits if included is None else filter(included, commits)
 
     def history(self, id: str) -> list[Revision]:
@@ -529,8 +528,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         return list_periods(self._replica.backend)
 
     def load_archive(self, period: str) -> dict[str, T]:
-        """The documents of an archive by id, verified. The next write refreshes first, so that it outranks their
-        deletion.
+        """The documents of an archive by id, verified. The next write refreshes first, to outrank their deletion.
 
         :raises NotFoundError: nothing was archived under this period.
         """

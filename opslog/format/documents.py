@@ -11,7 +11,7 @@ import builtins
 import dataclasses
 import marshal
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -25,7 +25,7 @@ from opslog.errors import (
     SchemaVersionError,
     UsageError,
 )
-from opslog.format.commits import CLOCK_MAX, Set
+from opslog.format.commits import CLOCK_MAX, Batch, Commit, DeleteOp, Record, Set, SetOp
 from opslog.format.prepared import prepare
 from opslog.kernel import encode as encode_plain
 
@@ -245,15 +245,40 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
             old = self.current(replaced)
         except CorruptError:
             return  # nobody can read its content, and this set repairs it
-        place = lost_field(self.type, old, orjson.loads(data))
+        name = type_name(self.type)
+        try:
+            place = lost_field(self.type, old, orjson.loads(data))
+        except RecursionError:
+            raise InvalidDocumentError(
+                f"document {replaced.id!r} is nested too deeply to find out whether to set it would delete fields that "
+                f"{name} does not know. Delete it first; or open the store without `type`",
+                "$",
+            ) from None
         if place is not None:
             raise InvalidDocumentError(
-                f"to set document {replaced.id!r} would delete {place}, which {type_name(self.type)} does not know: "
+                f"to set document {replaced.id!r} would delete {place}, which {name} does not know: "
                 f"another version of this program (agent {replaced.agent}) has written it. Add the field to the type; "
                 "or, to remove the field, raise `version` and let `migrate` remove it; or open the store without "
                 "`type`",
                 place,
             )
+
+    def check_again(self, commit: Commit, find: Callable[[str], Set | None]) -> None:
+        """Check a plain commit as `check_known` does, set by set: more may have been read since it was prepared.
+
+        :param find: returns the record of a document, as the store has it now.
+        """
+        if self.type is None:
+            return
+        written: dict[str, Set | None] = {}
+        ops: Iterable[Record | SetOp | DeleteOp] = commit.ops if isinstance(commit, Batch) else commit.records
+        for op in ops:
+            id = op.id
+            if isinstance(op, Set | SetOp):
+                self.check_known(bytes(op.data), written[id] if id in written else find(id))
+                written[id] = Set("", 0, "", id, op.data, op.v)
+            else:
+                written[id] = None
 
     def encode(self, value: T) -> bytes:
         """:raises InvalidDocumentError: as of `encode`; or the value is not of the store's type."""

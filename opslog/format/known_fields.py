@@ -7,13 +7,12 @@ is refused.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import Enum
 from functools import cache
 from typing import Final
 
-from msgspec import inspect, json
+from msgspec import NODEFAULT, inspect, json
 
 
 class _KnownFields(Enum):
@@ -35,8 +34,7 @@ def lost_field(kind: type, old: object, new: object) -> str | None:
     None if nothing is lost.
 
     A field is not lost if the whole value around it was removed: an object that has nothing in its place in `new`, or
-    an item of a list. An item with such fields counts as removed only if no item of the new list could be this item,
-    that is, if all of them were in the old list, without such fields.
+    all items of a list.
 
     :param old, new: documents as JSON, both of type `kind`.
     """
@@ -76,14 +74,21 @@ def _lost_of_object(info: _Object, old: object, new: object, place: str) -> Iter
         yield from _lost_of_items((inspect.AnyType(),) * tag + types, old, new, place)
     if not isinstance(old, dict) or not (isinstance(new, dict) or new is _KNOWN):
         return
-    known = {field.encode_name: field.type for field in info.fields}
+    known = {field.encode_name: field for field in info.fields}
     tag_field = info.tag_field if isinstance(info, inspect.StructType) else None
     for key, value in old.items():
         if key in known:
-            if new is _KNOWN or key in new:
-                yield from _lost(known[key], value, _at(new, key), f"{place}.{key}")
+            after = _at(new, key) if new is _KNOWN or key in new else _default(known[key])
+            yield from _lost(known[key].type, value, after, f"{place}.{key}")
         elif (new is _KNOWN or key not in new) and key != tag_field:
             yield f"{place}.{key}"
+
+
+def _default(field: inspect.Field) -> object:
+    """The value, as JSON, that a field has if it was left out on encoding; None if it has no value then,
+    or one that JSON does not have."""
+    default = field.default if field.default_factory is NODEFAULT else field.default_factory()
+    return None if default is NODEFAULT else json.decode(json.encode(default, enc_hook=lambda value: None))
 
 
 def _lost_of_items(types: tuple[inspect.Type, ...], old: object, new: object, place: str) -> Iterator[str]:
@@ -97,8 +102,9 @@ def _lost_of_items(types: tuple[inspect.Type, ...], old: object, new: object, pl
 
 
 def _lost_of_list(item: inspect.Type, old: list[object], new: object, place: str) -> Iterator[str]:
-    """The lost fields of a list whose items may be added, removed and reordered. For a changed item it is unknown which
-    item it was before. So as long as it may be one with unknown fields, those fields count as lost."""
+    """The lost fields of a set, or of a list whose items may be added, removed and reordered. Each item of the new list
+    may be any item of the old one, changed so that it even equals a third one. So an item with unknown fields counts as
+    removed only if the new list is empty."""
     unknown = {
         number: fields
         for number, before in enumerate(old)
@@ -107,29 +113,14 @@ def _lost_of_list(item: inspect.Type, old: list[object], new: object, place: str
     if new is _KNOWN:
         for fields in unknown.values():
             yield from fields
-    elif unknown and isinstance(new, list):
-        left = _without(new, [before for number, before in enumerate(old) if number not in unknown])
-        whole = [after for after in left if any(_lost(item, after, _KNOWN, ""))]
+    elif unknown and isinstance(new, list) and new:
+        left = [after for after in new if any(_lost(item, after, _KNOWN, ""))]
         for number, fields in unknown.items():
-            kept = next((after for after in whole if not any(_lost(item, old[number], after, ""))), None)
-            if kept is not None:
-                whole.remove(kept)
-                left.remove(kept)
-            elif left:
+            kept = next((after for after in left if not any(_lost(item, old[number], after, ""))), None)
+            if kept is None:
                 yield from fields
-
-
-def _without(items: Sequence[object], others: Sequence[object]) -> list[object]:
-    """The items without those that equal one of the others; each of the others removes one item at most."""
-    found = Counter(json.encode(other, order="deterministic") for other in others)
-    left = []
-    for one in items:
-        encoded = json.encode(one, order="deterministic")
-        if found[encoded]:
-            found[encoded] -= 1
-        else:
-            left.append(one)
-    return left
+            else:
+                left.remove(kept)
 
 
 def _at(new: object, key: str | int) -> object:

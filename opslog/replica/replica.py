@@ -364,6 +364,12 @@ class Replica(Following, Generic[T]):
         if self.log is not None:
             self.log.check_writable()
 
+    def refresh_before(self, commit: Commit) -> None:
+        """Refresh if the state is stale, before a plain commit is stamped, and check the commit on what that has read.
+        Errors as of `prepare_set`."""
+        self.refresh_if_stale()
+        self.schema.check_again(commit, self.record)
+
     def decide_plain(self, commit: Commit) -> None:
         """Write a plain commit to the shared log, whatever its documents are by then."""
         from opslog.replica.transaction import write

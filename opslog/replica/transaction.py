@@ -240,6 +240,10 @@ class Transaction(MutableMapping[str, T], Generic[T]):
 
     # -- for those who commit it
 
+    def check_again(self, commit: Commit) -> None:
+        """Check a plain commit on the documents as they are now. Errors as of `write` in this module."""
+        self._schema.check_again(commit, self._read)
+
     def write(self, record: Record) -> None:
         """Write a record that has no stamp yet, whatever the document is now."""
         self._check()
@@ -381,8 +385,13 @@ def modify(id: str, function: Callable[[T | None], T | None], transaction: Trans
 
 
 def write(commit: Commit, transaction: Transaction[T]) -> None:
-    """Write the records of a plain commit, whatever the documents are now. The author is the commit's agent, if it has
-    one already."""
+    """Write the records of a plain commit, whatever the documents are now, unless the store's type forbids that. The
+    author is the commit's agent, if it has one already.
+
+    :raises InvalidDocumentError: a set would delete fields that the store's type does not know.
+    :raises SchemaVersionError: a document was written under a newer version of the schema.
+    """
+    transaction.check_again(commit)
     transaction.author = commit.agent
     for record in commit.records:
         transaction.write(record)
