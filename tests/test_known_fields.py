@@ -193,7 +193,8 @@ def test_a_program_reads_changes_and_sets_a_document(
 ) -> None:
     with opslog.open(tmp_path, agent="new") as newer:
         newer["x"] = stored
-    with opslog.open(tmp_path, agent="old", type=kind) as older:
+    older: opslog.Store[Any] = opslog.open(tmp_path, agent="old", type=kind)
+    with older:
         document = older["x"]
         change(document)
         with pytest.raises(opslog.InvalidDocumentError, match=message):
