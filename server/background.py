@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from contextvars import Context
 from typing import Any
+
+from opslog.errors import OpslogError
 
 
 class Background:
@@ -45,4 +48,17 @@ class Background:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error(self._failed, exc_info=error)
+            log_failure(self._log, self._failed, error)
+
+
+async def happens(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, for so long at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def log_failure(log: logging.Logger, message: str, error: BaseException, **known: str) -> None:
+    """Log a failure: an expected one, such as a full disk, without its traceback."""
+    surprise = None if isinstance(error, OpslogError) else error
+    log.error(message, extra={"error": str(error) or repr(error), **known}, exc_info=surprise)

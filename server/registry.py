@@ -14,15 +14,18 @@ from collections.abc import Iterator
 import msgspec
 import orjson
 
-from opslog.errors import OpslogError
+from opslog.server.background import happens, log_failure
 from opslog.server.protocol import json_mode
 from opslog.server.protocol.appending import Append
 from opslog.server.protocol.creation import Create
 from opslog.server.protocol.model import JSON, Stream
+from opslog.server.protocol.refusals import Refused
 from opslog.server.protocol.transaction import Events
 from opslog.server.streams import Streams
 
 PATH = "__registry__"
+# How long to wait before writing again what the storage did not take.
+_RETRY_SECONDS = 1.0
 _log = logging.getLogger("opslog.server")
 _CHUNK_BYTES = 1024 * 1024
 
@@ -43,6 +46,7 @@ class Registry:
         self._streams = streams
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     async def start(self) -> None:
         """Announce the changes that are not announced yet, and all later ones. Reads the registry and the metadata of
@@ -59,8 +63,10 @@ class Registry:
         self._task = asyncio.get_running_loop().create_task(self._write())
 
     async def stop(self) -> None:
-        """Announce the remaining changes, then stop."""
+        """Announce the remaining changes, then stop. If the storage does not take them, the next start announces
+        them."""
         if self._task is not None:
+            self._stopping.set()
             await self._queue.join()
             self._task.cancel()
 
@@ -83,13 +89,21 @@ class Registry:
             messages = [await self._queue.get()]
             while not self._queue.empty():
                 messages.append(self._queue.get_nowait())
-            try:
-                await self._streams.append(Append(PATH, JSON, b"".join(b"%b," % message for message in messages)))
-            # The registry was deleted, or the storage failed. The next start announces these changes.
-            except OpslogError as error:
-                _log.warning("the registry could not be written", extra={"error": str(error)})
+            while not await self._append(messages) and not self._stopping.is_set():
+                await happens(self._stopping, _RETRY_SECONDS)
             for _ in messages:
                 self._queue.task_done()
+
+    async def _append(self, messages: list[bytes]) -> bool:
+        """Returns whether to go on with the next messages."""
+        try:
+            await self._streams.append(Append(PATH, JSON, b"".join(b"%b," % message for message in messages)))
+        except Refused as error:  # the registry was deleted; the next start makes another, with all streams
+            _log.warning("the registry could not be written", extra={"error": str(error)})
+        except Exception as error:  # noqa: BLE001  (a full disk, for example: these messages are written later)
+            log_failure(_log, "the registry could not be written", error)
+            return False
+        return True
 
 
 def _messages_of(events: Events) -> Iterator[bytes]:

@@ -7,13 +7,13 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from opslog.environment import REAL, Environment
-from opslog.errors import OpslogError
-from opslog.server.background import Background
+from opslog.server.background import Background, log_failure
 from opslog.server.followers import Follower, Followers
 from opslog.server.metrics import Metrics
 from opslog.server.protocol import appending, creation, lifetimes, ranges
@@ -229,9 +229,9 @@ class Streams:
     @property
     def failure(self) -> str | None:
         """Why nothing can be written any more; None if writing is possible."""
-        failed = [str(writer.failure) for writer in self._writers if writer.failure is not None]
-        problems = (problem for shard in self.storage.shards if (problem := shard.problem()) is not None)
-        return failed[0] if failed else next(problems, None)
+        failures = (writer.failure for writer in self._writers)
+        problems = (shard.problem() for shard in self.storage.shards)
+        return next((text for text in chain(failures, problems) if text is not None), None)
 
     @property
     def waiting(self) -> int:
@@ -329,5 +329,5 @@ class Streams:
             await asyncio.sleep(_SWEEP_SECONDS)
             try:
                 await self.sweep()
-            except OpslogError as error:  # such as a full disk; the next sweep tries again
-                _log.error("a sweep failed", extra={"error": str(error)})
+            except Exception as error:  # noqa: BLE001  (such as a full disk: the next sweep tries again)
+                log_failure(_log, "a sweep failed", error)

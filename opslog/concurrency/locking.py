@@ -30,11 +30,13 @@ class Section:
     A thread could do that only in a signal handler (or a finalizer) that interrupted it in here. With a plain lock it
     would wait for itself; with only a reentrant lock it would continue from a half-done state.
 
+    :param of: what the calls that go through it are calls of, for the message of the error.
     :ivar holder: the thread that is in it, by `threading.get_ident`; None: no thread, for the moment.
     :ivar lock: the thread that is in it holds this lock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of: str = "the same store") -> None:
+        self._of = of
         self.lock = threading.RLock()
         self.holder: int | None = None
 
@@ -45,7 +47,7 @@ class Section:
         """
         me = threading.get_ident()
         if self.holder == me:
-            raise reentered()
+            raise reentered(self._of)
         # Reentrant, for a handler that comes before the holder is noted. Nothing is half-done then, so the handler may
         # go through the whole section.
         with self.lock:
@@ -57,11 +59,11 @@ class Section:
         return result
 
 
-def reentered() -> UsageError:
+def reentered(of: str = "the same store") -> UsageError:
     """The error for a thread that enters a section again."""
     return UsageError(
-        "this call comes from a signal handler that interrupted another call of the same store, which has to end "
-        "first, and nothing was done: let the handler set a flag, and make the call after it"
+        f"this call comes from a signal handler that interrupted another call of {of}, which has to end first, and "
+        "nothing was done: let the handler set a flag, and make the call after it"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
 
 import httpx
 
+from opslog.concurrency.locking import reentered
 from opslog.errors import UsageError
 from opslog.server.client.calls import Calls
 from opslog.server.client.computed import Computed, Values
@@ -264,11 +265,12 @@ class Stream(Handle[Calls]):
 
 class Producer(Handle[Producing]):
     """See `Stream.producer`. Thread-safe. An error ends the producer: the next call raises it, and so does the end of
-    the block."""
+    the block. A signal handler that interrupts a call must not call the same producer: that raises `UsageError`."""
 
     def __init__(self, connection: Connection, core: Producing) -> None:
         super().__init__(connection, core)
         self._changed = threading.Condition(threading.Lock())
+        self._inside: set[int] = set()  # the threads that are in a call, and perhaps hold the lock
         self._threads = [
             threading.Thread(target=self._run, args=(core.work(),), daemon=True)
             for _ in range(core.options.max_in_flight)
@@ -293,6 +295,9 @@ class Producer(Handle[Producing]):
             self._stop()
 
     def _stop(self) -> None:
+        self._enter(self._join)
+
+    def _join(self) -> None:
         with self._changed:
             self._core.closed = True
             self._changed.notify_all()
@@ -311,6 +316,22 @@ class Producer(Handle[Producing]):
             self._stop()
 
     def _run(self, steps: Generator[Any, Any, T]) -> T:
+        return self._enter(lambda: self._drive(steps))
+
+    def _enter(self, call: Callable[[], T]) -> T:
+        """
+        :raises UsageError: the thread is in a call already. It may hold the lock, and would wait for itself.
+        """
+        me = threading.get_ident()
+        if me in self._inside:
+            raise reentered("the same producer")
+        try:
+            self._inside.add(me)
+            return call()
+        finally:
+            self._inside.discard(me)
+
+    def _drive(self, steps: Generator[Any, Any, T]) -> T:
         """Run the steps. Holds the lock, except while a step waits."""
         with self._changed:
             try:
@@ -322,10 +343,13 @@ class Producer(Handle[Producing]):
         self._changed.notify_all()
         if isinstance(step, Until):
             return self._changed.wait_for(step.condition, step.seconds)
+        me = threading.get_ident()
         self._changed.release()
+        self._inside.discard(me)  # a hook of the transport may append
         try:
             return self._connection.send(step)
         finally:
+            self._inside.add(me)
             self._changed.acquire()
 
 

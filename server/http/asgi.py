@@ -220,11 +220,15 @@ class App:
             )
             body = exposition(Collector(self.metrics, gauges))
             return await reply(send, 200, [(b"content-type", CONTENT_TYPE.encode())], body)
-        problem = self.streams.failure if path == "/readyz" else None
-        if path == "/readyz" and self._stopping:
-            problem = "the server is stopping"
+        problem = self._problem() if path == "/readyz" else None
         status, text = (503, problem) if problem else (200, "ok")
         return await reply(send, status, [TEXT], f"{text}\n".encode(), head=method == "HEAD")
+
+    def _problem(self) -> str | None:
+        if self._stopping:
+            return "the server is stopping"
+        ended = (f"the feed {feed.path} has ended" for feed in self._feeds.values() if feed.has_ended)
+        return self.streams.failure or next(ended, None)
 
     def _check_reads_all(self, scope: Scope) -> None:
         if (token := self._admission.token(scope)) is not None:

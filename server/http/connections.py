@@ -229,6 +229,8 @@ class Connection(asyncio.Protocol):
                 self._left = int(value)
             elif name == b"transfer-encoding":
                 self._left = None
+                if value.strip().lower() != b"chunked":
+                    raise Refused(501, "the only Transfer-Encoding is chunked: send the body without another one")
             elif name == b"expect":
                 expects_continue = not is_old and value.lower() == b"100-continue"
             elif name.startswith(_OF_PROXIES):

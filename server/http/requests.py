@@ -27,11 +27,11 @@ Fields = dict[bytes, str]
 
 PATH_BYTES_MAX = 500
 _KNOWN = frozenset(
-    b"accept-encoding authorization content-length content-type host idempotency-key if-match if-none-match "
-    b"opslog-agent origin producer-epoch producer-id producer-seq stream-closed stream-expires-at "
+    b"accept-encoding authorization content-encoding content-length content-type host idempotency-key if-match "
+    b"if-none-match opslog-agent origin producer-epoch producer-id producer-seq stream-closed stream-expires-at "
     b"stream-fork-offset stream-fork-sub-offset stream-forked-from stream-seq stream-ttl".split()
 )
-_LISTS = frozenset({b"accept-encoding", b"if-match", b"if-none-match"})
+_LISTS = frozenset({b"accept-encoding", b"content-encoding", b"if-match", b"if-none-match"})
 _CONTENT_TYPE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+\s*(;.*)?", re.ASCII)
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)
@@ -68,14 +68,15 @@ def check_path(path: str) -> str:
     return path
 
 
-def arrived(scope: Scope, max_bytes: int, holding: Holding) -> bytes | None:
+def arrived(scope: Scope, given: Fields, max_bytes: int, holding: Holding) -> bytes | None:
     """The whole body, if it has already arrived, as most short ones have (see `exchange.WHOLE_BODY`); None: `body` has
-    to wait for it. Counts it in `holding`, and refuses one that is too large, as `body` does."""
+    to wait for it. Counts it in `holding`, and refuses one that is too large or compressed, as `body` does."""
     found: bytes | None = scope.get(WHOLE_BODY)
     if found is not None:
         if len(found) > max_bytes:
             raise _too_large(max_bytes)
         holding.hold(len(found), small=True)
+        _check_encoding(found, given)
     return found
 
 
@@ -83,8 +84,8 @@ async def body(receive: Receive, given: Fields, max_bytes: int, seconds: float, 
     """The whole body.
 
     :param holding: the request's share of the budget, which includes the body afterwards.
-    :raises Refused: 413 if it is larger than `max_bytes`, 408 if it does not come within `seconds`, 503 if there is no
-        room for it now.
+    :raises Refused: 413 if it is larger than `max_bytes`, 408 if it does not come within `seconds`, 415 if it is
+        compressed, 503 if there is no room for it now.
     :raises DisconnectedError: the client went away before it had sent all of it.
     """
     length = given.get(b"content-length")
@@ -92,9 +93,19 @@ async def body(receive: Receive, given: Fields, max_bytes: int, seconds: float, 
         raise _too_large(max_bytes)
     try:
         async with asyncio.timeout(seconds):
-            return await _whole(receive, max_bytes, holding)
+            found = await _whole(receive, max_bytes, holding)
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {seconds:g} seconds", [(b"connection", b"close")]) from None
+    _check_encoding(found, given)
+    return found
+
+
+def _check_encoding(data: bytes, given: Fields) -> None:
+    """Only the bytes of a body are stored. Readers would take compressed bytes for the content."""
+    encoding = given.get(b"content-encoding", "")
+    if data and encoding.strip().lower() not in {"", "identity"}:
+        message = f"the body has the Content-Encoding {encoding!r}: send it as it is, without this header"
+        raise Refused(415, message, [(b"accept-encoding", b"identity")])
 
 
 async def _whole(receive: Receive, max_bytes: int, holding: Holding) -> bytes:

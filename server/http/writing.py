@@ -75,7 +75,7 @@ class Writing:
 
     async def _body(self, scope: Scope, given: requests.Fields, receive: Receive, holding: Holding) -> bytes:
         options = self._options
-        found = requests.arrived(scope, options.max_body_bytes, holding)
+        found = requests.arrived(scope, given, options.max_body_bytes, holding)
         if found is not None:
             return found
         return await requests.body(receive, given, options.max_body_bytes, options.body_seconds, holding)

@@ -192,15 +192,17 @@ class LmdbShard:
     def _commit(self, changes: Changes, applied: Callable[[], None] | None) -> None:
         try:
             txn = self._environment.begin(write=True)
-        except lmdb.Error as error:
+        except Exception as error:
             raise self._failed(error) from error
         try:
             self._apply(changes, txn)
-        except lmdb.Error as error:
-            txn.abort()
-            raise self._failed(error) from error
-        if applied is not None:
-            applied()
+            if applied is not None:
+                applied()
+        except BaseException as error:
+            txn.abort()  # an open one would keep every later one from beginning
+            if isinstance(error, Exception):
+                raise self._failed(error) from error
+            raise
         try:
             txn.commit()
         except lmdb.Error as error:
@@ -355,7 +357,9 @@ class LmdbShard:
             return False
         return True
 
-    def _failed(self, error: lmdb.Error) -> OpslogError:
+    def _failed(self, error: Exception) -> OpslogError:
+        if not isinstance(error, lmdb.Error):
+            return WriteFailedError(f"{self.path}: nothing was changed, writing failed: {error!r}")
         if isinstance(error, lmdb.MapFullError):
             size = self._environment.info()["map_size"]
             return WriteFailedError(f"{self.path} has reached its greatest size, {size} bytes: delete streams")

@@ -10,7 +10,7 @@ from threading import Event, Thread
 from typing import Any, TypeVar
 
 from opslog.environment import Environment
-from opslog.errors import OpslogError, WriteFailedError
+from opslog.errors import CommitUnknownError, OpslogError, WriteFailedError
 from opslog.server.metrics import Metrics
 from opslog.server.protocol.storage import Changes, Shard
 from opslog.server.protocol.transaction import Events, Transaction
@@ -39,8 +39,8 @@ class Writer:
     LMDB lets go of the interpreter at every change. If the event loop took it each time, both threads would mostly hand
     it to each other, and 64 appends to 64 streams would take a fifth more processor time.
 
-    :ivar failure: the error of a commit with an unknown outcome. After it, the state on disk may differ from the one in
-        memory.
+    :ivar failure: what went wrong in a commit with an unknown outcome; None: there was none. After it, the state on
+        disk may differ from the one in memory, so nothing more is written.
     :param notify: called on the event loop with the effects of each commit, once the results of its callers are set,
         and before the callers resume.
     :param wait_seconds: how long the event loop waits for one group at most.
@@ -67,7 +67,8 @@ class Writer:
         self._idle.set()
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._run_thread, name="opslog-writer", daemon=True)
-        self.failure: Exception | None = None
+        # Only the text: the traceback of an error refers to the changes and the transaction.
+        self.failure: str | None = None
         if shard.durable:
             self._thread.start()
 
@@ -84,7 +85,7 @@ class Writer:
         :raises CommitUnknownError: see `Shard.commit`.
         """
         if self.failure is not None:
-            raise self.failure
+            raise CommitUnknownError(self.failure)
         future: asyncio.Future[T] = self._loop.create_future()
         self._pending.append((work, future))
         if not self._busy:
@@ -152,7 +153,7 @@ class Writer:
             self._metrics.commits.observe(self._environment.monotonic() - began)
         except Exception as error:  # noqa: BLE001  (those who wait get it)
             if not isinstance(error, WriteFailedError):
-                self.failure = error
+                self.failure = str(error) if isinstance(error, OpslogError) else repr(error)
             return error
         return None
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,11 +27,11 @@ import msgspec
 from msgspec.structs import replace
 
 from opslog.doors.tokens import STORES
-from opslog.errors import ClosedError, OpslogError, UsageError
+from opslog.errors import ClosedError, UsageError
 from opslog.format.commits import Set
 from opslog.format.prepared import prepare
 from opslog.replica.feed import Changes
-from opslog.server.background import Background
+from opslog.server.background import Background, happens, log_failure
 from opslog.server.protocol.model import JSON, Stream
 from opslog.server.protocol.refusals import Refused
 from opslog.server.protocol.transaction import Transaction
@@ -109,6 +108,7 @@ class Feed:
     :param poll_seconds: how often to check the store for what others have written.
     :param snapshot_bytes: write no snapshot before the messages after the last one are this long.
     :ivar path: the path of the stream.
+    :ivar has_ended: it writes nothing more. It ends when the store is closed, or by a fault of the server.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Feed:
         self._woken = asyncio.Event()
         self._hurried = asyncio.Event()
         self._stepped = asyncio.Event()
-        self._has_ended = False
+        self.has_ended = False
         self._background = Background(_log, f"the feed {self.path} has ended by a fault of the server")
 
     def start(self) -> None:
@@ -165,7 +165,7 @@ class Feed:
         """Return when the stream has everything written before the last `wake`, or when a step has failed or the feed
         has ended."""
         wanted = self._wanted
-        while self._reached < wanted and not self._has_ended:
+        while self._reached < wanted and not self.has_ended:
             self._hurried.set()
             await self._stepped.wait()
 
@@ -188,7 +188,7 @@ class Feed:
         try:
             await self._follow()
         finally:
-            self._has_ended = True
+            self.has_ended = True
             self._reach(self._wanted)
 
     async def _follow(self) -> None:
@@ -200,12 +200,13 @@ class Feed:
                     pass
             except ClosedError:
                 return
-            except OpslogError as error:  # a full disk, for example; the next step starts where this one did
+            # A full disk, for example. The next step starts where this one did.
+            except Exception as error:  # noqa: BLE001  (nobody else would see it)
                 wait = max(wait, _RETRY_SECONDS)
                 self._reach(self._wanted)
-                _log.warning("a feed could not be written", extra={"store": self._name, "error": str(error)})
-            await _happens(self._hurried, _COLLECT_SECONDS)
-            await _happens(self._woken, wait)
+                log_failure(_log, "a feed could not be written", error, store=self._name)
+            await happens(self._hurried, _COLLECT_SECONDS)
+            await happens(self._woken, wait)
             self._woken.clear()
 
     async def step(self) -> bool:
@@ -291,13 +292,6 @@ class Feed:
         transaction.put_value(self._key, msgspec.json.encode(kept))
         if made.records:
             transaction.events.appended[self.path] = stream
-
-
-async def _happens(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, for so long at most."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 def _records(messages: Iterable[bytes]) -> list[bytes]:

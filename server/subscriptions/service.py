@@ -57,7 +57,7 @@ class Subscriptions:
         self._environment = environment
         self._rotate_keys = rotate_keys
         self._entries = Entries()
-        failed = "a step of a subscription failed, it is taken up at its next event or start"
+        failed = "a step of a subscription failed, it is tried again soon"
         self._background = Background(_log, failed)
         self._wakes = Wakes(streams, delivery, environment, self._background)
         self._steps = self._wakes.steps
@@ -95,7 +95,8 @@ class Subscriptions:
                 return
             if entry.subscription.waits_for_claim:
                 # Perhaps for the second time: it is unknown whether they were notified before.
-                self._background.spawn(self._wakes.notify_workers(entry))
+                entry.unannounced = True
+                self._background.spawn(self._wakes.announce(entry))
             await self._steps.commit(entry, subscriptions.taken_up(entry.subscription, self._environment.time()))
 
     def _compare_all(self) -> None:
@@ -273,7 +274,7 @@ class Subscriptions:
             for entry in self._entries:
                 subscription = entry.subscription
                 if subscription.config.wake_stream == stream.path and subscription.waits_for_claim:
-                    self._background.spawn(self._wakes.notify_workers(entry))
+                    self._background.spawn(self._wakes.announce(entry))
         for path in (*(stream.path for stream in events.deleted), *events.appended):
             for entry in self._entries.interested_in(path):
                 self._note(entry, path, events.appended.get(path))

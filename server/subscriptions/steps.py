@@ -20,17 +20,23 @@ from opslog.server.subscriptions.subscription import ZERO, Link, Subscription, b
 
 # Called after each committed step, with the entry and whether the step began a wake.
 After = Callable[[Entry, bool], None]
+# Called after each step that failed, with the entry. The changes of streams that the step was to include need another.
+Failed = Callable[[Entry], None]
 
 
 class Steps:
     """:param after: see `After`.
+    :param failed: see `Failed`.
     :param may_wake: whether a wake may begin now.
     """
 
-    def __init__(self, streams: Streams, environment: Environment, after: After, may_wake: Callable[[], bool]) -> None:
+    def __init__(
+        self, streams: Streams, environment: Environment, after: After, failed: Failed, may_wake: Callable[[], bool]
+    ) -> None:
         self._streams = streams
         self._environment = environment
         self._after = after
+        self._failed = failed
         self._may_wake = may_wake
 
     async def commit(
@@ -50,7 +56,19 @@ class Steps:
         :raises OpslogError: it could not be stored, and nothing was changed.
         """
         news, entry.news = entry.news, set()
-        changed = self._with_news(entry, dict(links or {}), news)
+        try:
+            woken = await self._commit(entry, subscription, dict(links or {}), news, new)
+        except BaseException:
+            entry.news |= news
+            self._failed(entry)
+            raise
+        self._after(entry, woken)
+        return woken
+
+    async def _commit(
+        self, entry: Entry, subscription: Subscription, links: dict[str, Link | None], news: Iterable[str], new: bool
+    ) -> bool:
+        changed = self._with_news(entry, links, news)
         after = {**{path: entry.links[path] for path in entry.pending if path in entry.links}, **changed}
         pending = {path for path, link in after.items() if link and behind(link.acked_offset, self.tail(path))}
         woken = subscription.wake_id is None and bool(pending) and self._may_wake()
@@ -59,13 +77,9 @@ class Steps:
             tails = {path: self.tail(path) for path in pending}
             subscription = subscriptions.wake(subscription, wake_id, tails, self._environment.time())
         if new or changed or subscription != entry.subscription:
-            try:
-                await self._streams.transact(
-                    lambda transaction: subscription_store.store(transaction, subscription, changed)
-                )
-            except BaseException:
-                entry.news |= news
-                raise
+            await self._streams.transact(
+                lambda transaction: subscription_store.store(transaction, subscription, changed)
+            )
         entry.subscription = subscription
         for path, link in changed.items():
             if link is None:
@@ -73,7 +87,6 @@ class Steps:
             else:
                 entry.links[path] = link
         entry.pending = pending
-        self._after(entry, woken)
         return woken
 
     async def take_in(self, entry: Entry) -> None:

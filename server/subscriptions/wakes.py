@@ -24,6 +24,8 @@ from opslog.server.subscriptions.webhook_delivery import Delivery
 from opslog.server.subscriptions.webhook_keys import Keys
 
 _log = logging.getLogger("opslog.server.subscriptions.subscription")
+# How long to wait before trying again what the storage did not take.
+_RETRY_SECONDS = 1.0
 
 
 class Wakes:
@@ -36,7 +38,7 @@ class Wakes:
     keys: Keys
 
     def __init__(self, streams: Streams, delivery: Delivery, environment: Environment, background: Background) -> None:
-        self.steps = Steps(streams, environment, self._follow, lambda: not background.stopping)
+        self.steps = Steps(streams, environment, self._follow, self._retry, lambda: not background.stopping)
         self._streams = streams
         self._delivery = delivery
         self._environment = environment
@@ -45,28 +47,48 @@ class Wakes:
     def _follow(self, entry: Entry, woken: bool) -> None:
         self.arm(entry)
         if woken:
-            webhook = entry.subscription.config.type == WEBHOOK
-            self._background.spawn(self._deliver(entry) if webhook else self.notify_workers(entry))
+            entry.unannounced = True
+            self._background.spawn(self.announce(entry))
+
+    def _retry(self, entry: Entry) -> None:
+        entry.retry_at = asyncio.get_running_loop().time() + _RETRY_SECONDS
+        self.arm(entry)
 
     def arm(self, entry: Entry) -> None:
         """Set the timer of an entry for the next time it has to act by itself."""
         entry.disarm()
-        due = entry.subscription.due
-        if due is not None and not self._background.stopping:
-            delay = max(0.0, due - self._environment.time())
-            loop = asyncio.get_running_loop()
-            entry.timer = loop.call_later(delay, lambda: self._background.spawn(self._time_has_come(entry)))
+        loop = asyncio.get_running_loop()
+        times = [] if entry.retry_at is None else [entry.retry_at]
+        if (due := entry.subscription.due) is not None:
+            times.append(loop.time() + max(0.0, due - self._environment.time()))
+        if times and not self._background.stopping:
+            entry.timer = loop.call_at(min(times), lambda: self._background.spawn(self._time_has_come(entry)))
 
     async def _time_has_come(self, entry: Entry) -> None:
         async with entry.lock:
+            if entry.deleted:
+                return
             subscription = entry.subscription
-            if entry.deleted or subscription.due is None or subscription.due > self._environment.time():
-                self.arm(entry)
-            elif subscription.next_attempt_at is not None:
-                self._background.spawn(self._deliver(entry))
-            else:
+            retrying, entry.retry_at = entry.retry_at is not None, None
+            is_due = subscription.due is not None and subscription.due <= self._environment.time()
+            if is_due and subscription.next_attempt_at is not None:
+                self._background.spawn(self.announce(entry))
+                return
+            if is_due:
                 _log.info("lease over: subscription %r, generation %d", subscription.id, subscription.generation)
-                await self.steps.commit(entry, subscriptions.released(subscription))
+                subscription = subscriptions.released(subscription)
+            woken = await self.steps.commit(entry, subscription)  # sets the timer again, even if it fails
+            if retrying and entry.unannounced and not woken:
+                self._background.spawn(self.announce(entry))
+
+    async def announce(self, entry: Entry) -> None:
+        """Tell workers of the wake under way."""
+        webhook = entry.subscription.config.type == WEBHOOK
+        try:
+            await (self._deliver(entry) if webhook else self._notify_workers(entry))
+        except Exception:
+            self._retry(entry)
+            raise
 
     async def _deliver(self, entry: Entry) -> None:
         """Post the webhook of the wake under way, for the first time or again."""
@@ -80,6 +102,8 @@ class Wakes:
                 subscription = subscriptions.extended(subscription, self._environment.time())
             await self.steps.commit(entry, subscription)
             body = self._body(entry)
+            # From here on, the wake is tried again by its own rules: after a failed delivery, and after its lease.
+            entry.unannounced = False
         url = subscription.config.webhook_url
         assert url is not None, "only webhook subscriptions are delivered"
         done, problem = False, None
@@ -116,9 +140,11 @@ class Wakes:
             }
         )
 
-    async def notify_workers(self, entry: Entry) -> None:
+    async def _notify_workers(self, entry: Entry) -> None:
         """Write an event for the wake into the wake stream."""
         subscription = entry.subscription
+        if entry.deleted or not subscription.waits_for_claim:
+            return
         path = subscription.config.wake_stream or ""
         stream = self.steps.stream(path)
         if stream is None:
@@ -137,3 +163,4 @@ class Wakes:
             await self._streams.append(Append(path, stream.content_type, data))
         except Refused as refused:
             _log.warning("the wake stream %r of subscription %r takes no event: %s", path, subscription.id, refused)
+        entry.unannounced = False

@@ -382,6 +382,19 @@ def test_an_upgrade_header_does_not_turn_a_body_into_requests() -> None:
     scenario(run)
 
 
+@pytest.mark.parametrize("codings", [[b"gzip, chunked"], [b"gzip", b"chunked"]])
+def test_a_body_in_another_transfer_coding_is_refused(codings: list[bytes]) -> None:
+    async def run(world: World) -> None:
+        side = world.open()
+        head = request(b"POST", ROOT + b"a", TEXT, *(b"Transfer-Encoding: " + coding for coding in codings))
+        side.give(head + b"1\r\nx\r\n0\r\n\r\n")
+        await settled(lambda: bool(side.wire.written))
+        assert side.statuses == [501]
+        assert world.application.streams.stream("a").tail == 0
+
+    scenario(run)
+
+
 @pytest.mark.parametrize("close", [b"", b"Stream-Closed: true"])
 @pytest.mark.parametrize("sent", [b"", b"xy"])
 def test_a_client_that_goes_before_its_body_has_come_changes_nothing(close: bytes, sent: bytes) -> None:

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 import opslog
-from opslog.errors import UsageError, WriteFailedError
+from opslog.errors import ClosedError, UsageError, WriteFailedError
 from opslog.replica.feed import Changes
 from opslog.replica.feed import Feed as StoreFeed
 from opslog.server import Options
@@ -31,6 +31,7 @@ from opslog.server.stores.served import ServedStores
 from opslog.server.streams import Streams
 from opslog.store import Store, replica_of
 from tests.support.asgi import Caller
+from tests.support.waiting import until
 
 Documents = dict[str, Any]
 PATH = "stores/tasks"
@@ -375,6 +376,34 @@ def test_a_waiting_client_is_notified_of_writes_of_other_processes(client: Calle
         beside["x"] = {"n": 1}
     (message,) = client.get(f"{PATH}?offset={offset}&live=long-poll").json()
     assert (message["key"], message["headers"]["txid"]) == ("x", "beside:1")
+
+
+@pytest.mark.parametrize("error", [WriteFailedError("disk full"), MemoryError(), RuntimeError("no more threads")])
+def test_a_feed_goes_on_after_a_step_that_failed(
+    client: Caller, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    failures, step = [error, error], Feed.step
+
+    async def failing(self: Feed) -> bool:
+        if failures:
+            raise failures.pop()
+        return await step(self)
+
+    monkeypatch.setattr(feed, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(Feed, "step", failing)
+    until(lambda: client.get("http://test/healthz").is_success and not failures)  # the loop runs during requests
+    client.put("http://test/v1/store/tasks/documents/a", content=b"{}")
+    assert client.get(PATH).json()[-1]["key"] == "a"
+    assert client.get("http://test/readyz").status_code == 200
+
+
+def test_a_feed_that_has_ended_makes_the_server_not_ready(client: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def closed(self: Feed) -> bool:
+        raise ClosedError("the store is closed")
+
+    monkeypatch.setattr(Feed, "step", closed)
+    until(lambda: client.get("http://test/readyz").status_code == 503)
+    assert client.get("http://test/readyz").text == "the feed stores/tasks has ended\n"
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])

@@ -91,6 +91,21 @@ def test_a_large_body_is_refused_before_and_while_it_arrives(make: Make) -> None
     assert client.get("a").content == b"xxxxxxyyyy"
 
 
+@pytest.mark.parametrize("content", [b"packed", [b"pack", b"ed"]])
+def test_a_compressed_body_is_refused(client: Caller, content: bytes | list[bytes]) -> None:
+    """It would be stored as it came, and readers would not know that it is compressed."""
+    client.put("a", headers=TEXT)
+    for path, send in (("a", client.post), ("b", client.put), ("__ds/subscriptions/s", client.put)):
+        refused = send(path, content=content, headers={**TEXT, "content-encoding": "gzip"})
+        assert (refused.status_code, "Content-Encoding" in refused.text) == (415, True)
+    refused = client.post("a", content=content, headers=[*TEXT.items(), *[("content-encoding", "identity")] * 2])
+    assert (refused.status_code, refused.headers["accept-encoding"]) == (415, "identity")
+    assert client.get("a").content == b""
+    assert client.get("b").status_code == 404
+    assert client.post("a", content=content, headers={**TEXT, "content-encoding": "Identity"}).status_code == 204
+    assert client.put("c", headers={**TEXT, "content-encoding": "gzip"}).status_code == 201, "there is no body"
+
+
 def test_too_many_requests(make: Make, clock: Clock) -> None:
     client = make(rate=2.0)
     statuses = [client.put("a", headers=TEXT).status_code for _ in range(5)]

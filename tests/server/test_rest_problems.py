@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,11 @@ def test_a_condition_that_cannot_be_read_says_where(rest: Rest) -> None:
 )
 def test_a_body_that_cannot_be_read_says_where(rest: Rest, method: str, path: str, body: bytes, says: str) -> None:
     assert says in problem(rest.ask(method, path, body), 400, "invalid")["detail"]
+
+
+def test_a_compressed_body_is_refused(rest: Rest) -> None:
+    answer = rest.ask("PUT", "/documents/a", gzip.compress(b"{}"), Content_Encoding="gzip")
+    assert "Content-Encoding" in problem(answer, 415, "invalid")["detail"]
 
 
 def test_a_refused_write_is_not_kept_in_memory(rest: Rest) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import msgspec
 import pytest
@@ -315,6 +316,25 @@ class TestDirectory:
         assert shard.stream("a") is None
         shard.commit(Changes(records=[(1, 3, b"def")]))
         assert len(shard.records(1, 0, 6, 9)) == 2
+        shard.close()
+
+    @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+    def test_a_commit_that_was_not_prepared_changes_nothing_and_the_next_one_goes_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+    ) -> None:
+        shard = LmdbShard(tmp_path, 2**20)
+        apply = shard._apply
+
+        def fail(changes: Changes, txn: Any) -> None:
+            apply(changes, txn)
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(shard, "_apply", fail)
+            with pytest.raises(WriteFailedError if error is MemoryError else error):
+                shard.commit(Changes(records=[(1, 0, b"abc")]))
+        shard.commit(Changes(records=[(1, 0, b"def")]))
+        assert list(shard.records(1, 0, 9, 9)) == [(0, b"def")]
         shard.close()
 
     def test_a_full_disk_refuses(self, small_disk: Path) -> None:

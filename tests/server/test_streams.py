@@ -191,6 +191,25 @@ def test_a_sweep_that_failed_is_not_the_last(monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(scenario())
 
 
+def test_a_sweep_that_failed_by_a_fault_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams_module, "_SWEEP_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        streams = await started(MemoryStorage())
+        faults, swept = [MemoryError(), RuntimeError("no more threads")], asyncio.Event()
+
+        async def sweep() -> None:
+            if faults:
+                raise faults.pop()
+            swept.set()
+
+        monkeypatch.setattr(streams, "sweep", sweep)
+        await asyncio.wait_for(swept.wait(), 60)
+        await streams.stop()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("failure", "status", "ready"), [(WriteFailedError("full"), 507, 200), (CommitUnknownError("broken"), 500, 503)]
 )

@@ -53,6 +53,7 @@ _REFUSED = {
     408: ("timeout", "Send it again"),
     409: ("conflict", "Read what is there"),
     413: ("too_large", "Send less at once"),
+    415: ("invalid", "Send the body as it is, without Content-Encoding"),
     429: ("rate", "Wait as long as Retry-After says"),
     500: ("unknown", "Read what is there, and decide by that; tell whoever runs the server"),
     503: ("unavailable", "Try again as Retry-After says"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import sys
 import threading
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -30,7 +32,7 @@ from opslog.server.client import (
     retrying,
 )
 from opslog.server.client.messages import Reply
-from tests.server.client.driving import KINDS, QUICK, Driver, connected
+from tests.server.client.driving import KINDS, QUICK, URL, Driver, connected
 from tests.support.fake_streams import FakeServer, FakeStream
 
 PATH = "/v1/stream/s"
@@ -60,6 +62,44 @@ def test_a_producer_appends_exactly_once_and_in_order(kind: str, seed: int) -> N
     if kind == "asyncio":
         return
     assert any(request.headers.get("producer-seq") == "5" for request in server.requests), "it was one batch only"
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_handler_that_interrupts_a_producer_is_refused() -> None:
+    """At each place of an append where the handler of a signal could run."""
+    server = FakeServer(0)
+    server.streams[PATH] = FakeStream()
+    accepted: list[dict[str, int]] = []
+    refused: list[UsageError] = []
+    place, at, reached = 0, 0, True
+
+    def append(message: dict[str, int]) -> None:
+        producer.append(message)
+        accepted.append(message)
+
+    def handler(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal at, reached
+        if event in {"call", "c_return"} and frame.f_globals["__name__"].startswith("opslog"):
+            at += 1
+            if at == place:
+                reached = True
+                try:
+                    append({"of the handler": place})
+                except UsageError as error:
+                    refused.append(error)
+
+    with connected("threads", URL, mock("threads", server)) as client, client.stream("s").producer("p") as producer:
+        while reached:
+            place, at, reached = place + 1, 0, False
+            sys.setprofile(handler)
+            try:
+                append({"interrupted": place})
+            finally:
+                sys.setprofile(None)
+    assert len(accepted) > place, "before the call begins, nothing is in the way"
+    assert len(refused) > 10
+    assert "signal handler" in str(refused[0])
+    assert sorted(map(str, messages(server))) == sorted(map(str, accepted))
 
 
 @pytest.mark.parametrize("live", ["sse", "long-poll"])
