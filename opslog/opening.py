@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from opslog.backends import Appender, Backend, open_backend
 from opslog.compaction.automatic import COMPACT_AFTER
+from opslog.concurrency.locking import Section
 from opslog.environment import REAL, Environment
 from opslog.errors import UsageError
 from opslog.format.commits import Commit
@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Threads may open stores of one type at once: see `opslog.format.prepared`.
-_checking_types = threading.Lock()
+# Threads and signal handlers may open stores of one type at once: see `opslog.format.prepared`. Forks wait, so that a
+# child never finds a type that is half analysed.
+_checking_types = Section("opslog.open with a type")
+os.register_at_fork(
+    before=_checking_types.lock.acquire,
+    after_in_parent=_checking_types.lock.release,
+    after_in_child=_checking_types.lock.release,
+)
 
 # The agent name if the caller names none.
 MAIN = "main"
@@ -93,15 +99,14 @@ def open(
     :param environment: clocks and random names, for simulations.
     :param storage_options: options of the backend.
     :raises UsageError: an option does not exist, or cannot have this value; `as_of` lies in the future; the store has
-        other `settings`; `url` is neither text nor a path (`InvalidNameError`).
+        other `settings`; `url` is neither text nor a path (`InvalidNameError`); a signal handler gives a `type`, and
+        interrupted its thread while that was analysing one.
     :raises AgentBusyError: another live process writes under this agent name. (If that is a compaction that seals this
         agent's log, this call waits for it.)
     :raises NotFoundError: `read_only`, and there is no store.
     :raises HistoryGoneError: the state at `as_of` was compacted away.
     :raises DataError: the store cannot be read; the error names the file and the byte offset.
     """
-    if durability not in ("fsync", "buffered"):
-        raise UsageError(f'durability is "fsync" or "buffered", not {durability!r}')
     _check_writing(log, durability, buffer_seconds, buffer_bytes, compact_after)
     if cache_bytes < 0:
         raise UsageError(f"cache_bytes is a number of bytes from 0 on, not {cache_bytes!r}")
@@ -111,8 +116,8 @@ def open(
         )
     if version is not None:
         check_version(version)
-    with _checking_types:
-        check_type(type)
+    if type is not None:
+        _checking_types.run(check_type, type)
     if storage_options:
         _check_storage(url, storage_options)
     included = None if as_of is None else _included(as_of)

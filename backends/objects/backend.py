@@ -49,6 +49,7 @@ from opslog.errors import (
     UsageError,
     WriteFailedError,
 )
+from opslog.format.exact import UNREADABLE
 from opslog.format.layout import LOCKS, OPS, check_name, log_prefix, segment_of, segment_path
 from opslog.format.prepared import prepare
 from opslog.logs import logger
@@ -370,7 +371,7 @@ class ObjectBackend(forking.ProcessBound):
         if self.put_new(path, lease):
             return
         held = [entry for entry in self.list(LOCKS) if entry.path == path]
-        holder = msgspec.json.decode(self._read_back(path) or lease, type=Lease).holder
+        holder = _holder(self._read_back(path) or b"")
         if held and self.now() - held[0].modified > self._lease_seconds:
             # Another process may just have taken the lease over. Deleting it then lets two holders in, which does no
             # harm.
@@ -458,6 +459,14 @@ class ObjectBackend(forking.ProcessBound):
                 "lose writes, and is not opened for writing. Known to work: Amazon S3, MinIO, Ceph, Cloudflare R2"
             )
         self._is_conditional = second is Put.EXISTS
+
+
+def _holder(lease: bytes) -> str:
+    """Describes the holder of a lease. The object may have any content, and must not block its lock for ever."""
+    try:
+        return msgspec.json.decode(lease, type=Lease).holder
+    except UNREADABLE:
+        return "an unknown process"
 
 
 class ObjectAppender(forking.BoundAppender):

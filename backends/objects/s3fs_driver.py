@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -75,6 +76,7 @@ class S3fsDriver:
             }
         )
         self._fs.retries = 1
+        _set_executor(self._fs.loop)
 
     @property
     def requests(self) -> int:
@@ -200,6 +202,39 @@ def _session(profile: str | None, variables: frozenset[tuple[str, str]], generat
     # By default a put first asks whether the server will accept its body, which would cost a second round trip.
     session.unregister("before-call.s3", add_expect_header)
     return session
+
+
+class _Executor(ThreadPoolExecutor):
+    """An event loop's default executor that works until the process ends.
+
+    aiohttp resolves names in it before each new connection. Executors take no work after the main thread has ended,
+    but another thread may still use a store then, and buffers are written at exit. From then on each call gets a thread
+    of its own.
+    """
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        if threading.main_thread().is_alive():
+            return super().submit(fn, *args, **kwargs)
+        done: Future[T] = Future()
+
+        def run() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(fn(*args, **kwargs))
+                except BaseException as error:  # noqa: BLE001  (it is raised where the outcome is awaited)
+                    done.set_exception(error)
+
+        try:
+            threading.Thread(target=run, name="opslog-executor", daemon=True).start()
+        except RuntimeError:  # no more threads can start, which newer Pythons say of every thread at exit
+            run()
+        return done
+
+
+@lru_cache(maxsize=8)
+def _set_executor(loop: asyncio.AbstractEventLoop) -> None:
+    """Give an event loop such an executor, once. All filesystems of fsspec share one loop."""
+    loop.set_default_executor(_Executor())
 
 
 def _status(error: BaseException) -> int | None:

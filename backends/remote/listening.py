@@ -33,27 +33,32 @@ class Listener:
     def __init__(self, channel: Channel, environment: Environment) -> None:
         self._channel = channel
         self._environment = environment
-        self._subscribers: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
+        # By identity, so that each change is one step, and a signal handler finds the state before it or after it.
+        self._subscribers: dict[int, Callable[[], None]] = {}
+        self._lock = threading.RLock()  # a signal handler may find its own thread in here
         self._reading: _Reading | None = None
         self.is_live = False
 
     def subscribe(self, changed: Callable[[], None]) -> None:
         """Call this function from now on. It must not block."""
         with self._lock:
-            self._subscribers = [*self._subscribers, changed]
+            self._subscribers[id(changed)] = changed
             if self._reading is None:
                 reading = _Reading(self, self._channel, self._environment)
-                with suppress(RuntimeError):  # no more threads can start; then subscribers have to poll
-                    reading.thread.start()
+                if self._reading is None:  # a signal handler may have subscribed
+                    # Before the start, so that a handler that closes this ends the thread.
                     self._reading = reading
+                    try:
+                        reading.thread.start()
+                    except RuntimeError:  # no more threads can start; then subscribers have to poll
+                        if self._reading is reading:
+                            self._reading = None
 
     def unsubscribe(self, changed: Callable[[], None]) -> None:
         """Stop calling this function. The request ends with the last subscriber. Idempotent; does not wait."""
         with self._lock:
-            self._subscribers = [each for each in self._subscribers if each is not changed]
-            if not self._subscribers:
-                self._end()
+            self._subscribers.pop(id(changed), None)
+            self._end_if_unused()
 
     def tell(self, reading: _Reading, *, is_live: bool) -> None:
         """Record a write, or a change of `is_live`; called from the reading thread."""
@@ -61,27 +66,32 @@ class Listener:
             if reading is not self._reading:
                 return
             self.is_live = is_live
-            subscribers = self._subscribers
+            subscribers = list(self._subscribers.values())
         for changed in subscribers:
             changed()
 
     def close(self) -> None:
         """End the request. Waits for the thread, but not for a server that sends nothing at all."""
         with self._lock:
-            thread = None if self._reading is None else self._reading.thread
             # Notify subscribers first. Otherwise a subscriber that is about to wait would find `is_live` false and no
             # change. It would then wait its whole interval, before it polls a closed store.
-            for changed in self._subscribers:
+            for changed in list(self._subscribers.values()):
                 changed()
-            self._subscribers = []
-            self._end()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_JOIN_SECONDS)
+            self._subscribers.clear()
+            reading = self._end_if_unused()
+        # It is not alive if a signal handler calls this while its own thread starts it. It then ends by itself.
+        if reading is not None and reading.thread is not threading.current_thread() and reading.thread.is_alive():
+            reading.thread.join(_JOIN_SECONDS)
 
-    def _end(self) -> None:
-        reading, self._reading, self.is_live = self._reading, None, False
-        if reading is not None:
-            reading.end()
+    def _end_if_unused(self) -> _Reading | None:
+        """End the reading if nobody is subscribed, and return it."""
+        reading = None
+        if not self._subscribers:
+            # No call before this: a signal handler could subscribe in it.
+            reading, self._reading, self.is_live = self._reading, None, False
+            if reading is not None:
+                reading.end()
+        return reading
 
 
 class _Reading:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from opslog.backends import forking
 
 # A thread that computes keeps the interpreter for `sys.getswitchinterval()`, 5 ms unless the program sets another
 # value. A durable set waits for the disk for only a small part of that time, but then for the interpreter, more than
@@ -21,16 +22,18 @@ _NEW_OBJECTS = 20_000
 
 
 class _SwitchInterval:
-    """The interval, which is one for the whole process. An exception may interrupt any of this."""
+    """The interval, which is one for the whole process. An exception may interrupt any of this.
+
+    A signal handler may find its own thread in here, and another thread may fork: `forking.lock` is made for both.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may find its own thread in here
         self._users: frozenset[object] = frozenset()
         # The interval that was found; None if it has not been shortened.
         self._before: float | None = None
 
     def shorten(self, user: object) -> None:
-        with self._lock:
+        with forking.lock:
             self._users = self._users | {user}
             if self._before is None:
                 found = sys.getswitchinterval()
@@ -40,7 +43,7 @@ class _SwitchInterval:
 
     def put_back(self, user: object) -> None:
         """Call it again if it was interrupted."""
-        with self._lock:
+        with forking.lock:
             self._users = self._users - {user}
             if self._before is not None and not self._users:
                 if sys.getswitchinterval() == _SECONDS:  # otherwise other code has set it meanwhile

@@ -19,7 +19,7 @@ class Entry:
     :ivar news: the paths of streams with changes that no commit includes yet.
     :ivar stirred: a step that includes them is about to run.
     :ivar lock: held while a step of this subscription runs.
-    :ivar unannounced: a wake began, and workers may not have been told of it yet.
+    :ivar unannounced: a wake began, and workers may not have been notified of it yet.
     :ivar retry_at: the time of the event loop at which what has failed is tried again; None: nothing has failed.
     :ivar timer: fires when the subscription has to act by itself.
     """

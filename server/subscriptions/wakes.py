@@ -82,7 +82,7 @@ class Wakes:
                 self._background.spawn(self.announce(entry))
 
     async def announce(self, entry: Entry) -> None:
-        """Tell workers of the wake under way."""
+        """Notify workers of the wake under way."""
         webhook = entry.subscription.config.type == WEBHOOK
         try:
             await (self._deliver(entry) if webhook else self._notify_workers(entry))
