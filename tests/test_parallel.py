@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from opslog import parallel
-from opslog.parallel import in_parallel
+from opslog.concurrency import parallel
+from opslog.concurrency.parallel import in_parallel
 from tests.support.waiting import until
 
 
@@ -72,11 +72,6 @@ def test_small_items_need_no_thread() -> None:
     in_parallel(work, range(100), lambda item: True)
     assert threads == [(number, True) for number in range(100)]
     assert in_parallel(work, [], never) == []
-
-
-def test_work_that_waits_has_more_threads_than_processors() -> None:
-    together = threading.Barrier(6)
-    assert sorted(in_parallel(lambda item: together.wait(60), range(6), never, 6)) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("who", ["the caller's thread", "another thread", "the iteration"])

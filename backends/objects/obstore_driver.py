@@ -6,7 +6,8 @@ import re
 import threading
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError as ObjectExists
@@ -15,12 +16,9 @@ from obstore.exceptions import BaseError
 from opslog.backends import forking
 from opslog.backends.contract import Range
 from opslog.backends.objects.backend import CONNECT_TIMEOUT, READ_TIMEOUT, Object, Put
+from opslog.backends.objects.executor import Executor
 from opslog.backends.objects.refusals import NO_CREDENTIALS, no_bucket, no_credentials
 from opslog.errors import InvalidNameError, MissingFileError, OpslogError, RetryError, UsageError, WriteFailedError
-from opslog.parallel import in_parallel
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 # The most requests under way at once.
 _AT_ONCE = 64
@@ -43,10 +41,10 @@ def is_usable() -> bool:
     return _used_in in (None, forking.generation)
 
 
-def _at_once(request: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """The responses to one request for each item, in order. Each of the requests that are under way at once has a
-    thread."""
-    return in_parallel(request, items, lambda _: False, min(_AT_ONCE, len(items)))
+@cache
+def _pool() -> Executor:
+    """The threads that wait for requests that are under way at once. All stores of this process share them."""
+    return Executor(_AT_ONCE, "opslog-objects")
 
 
 class ObstoreDriver:
@@ -124,7 +122,7 @@ class ObstoreDriver:
         return data
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        return _at_once(self._get, ranges)
+        return list(_pool().map(self._get, ranges))
 
     def list(self, prefix: str, after: str) -> tuple[list[Object], bool]:
         self._count()
@@ -137,7 +135,7 @@ class ObstoreDriver:
 
     def delete(self, keys: Sequence[str]) -> None:
         groups = [keys[first : first + self._delete_at_once] for first in range(0, len(keys), self._delete_at_once)]
-        _at_once(self._delete, groups)
+        list(_pool().map(self._delete, groups))
 
     def _delete(self, keys: Sequence[str]) -> None:
         self._count()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Coroutine, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ from botocore.handlers import add_expect_header
 from opslog.backends import forking
 from opslog.backends.contract import Range
 from opslog.backends.objects.backend import CONNECT_TIMEOUT, READ_TIMEOUT, Object, Put
+from opslog.backends.objects.executor import Executor
 from opslog.backends.objects.refusals import no_bucket, no_credentials
 from opslog.errors import MissingFileError, OpslogError, RetryError, UsageError, WriteFailedError
 
@@ -204,37 +204,11 @@ def _session(profile: str | None, variables: frozenset[tuple[str, str]], generat
     return session
 
 
-class _Executor(ThreadPoolExecutor):
-    """An event loop's default executor that works until the process ends.
-
-    aiohttp resolves names in it before each new connection. Executors take no work after the main thread has ended,
-    but another thread may still use a store then, and buffers are written at exit. From then on each call gets a thread
-    of its own.
-    """
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        if threading.main_thread().is_alive():
-            return super().submit(fn, *args, **kwargs)
-        done: Future[T] = Future()
-
-        def run() -> None:
-            if done.set_running_or_notify_cancel():
-                try:
-                    done.set_result(fn(*args, **kwargs))
-                except BaseException as error:  # noqa: BLE001  (it is raised where the outcome is awaited)
-                    done.set_exception(error)
-
-        try:
-            threading.Thread(target=run, name="opslog-executor", daemon=True).start()
-        except RuntimeError:  # no more threads can start, which newer Pythons say of every thread at exit
-            run()
-        return done
-
-
 @lru_cache(maxsize=8)
 def _set_executor(loop: asyncio.AbstractEventLoop) -> None:
-    """Give an event loop such an executor, once. All filesystems of fsspec share one loop."""
-    loop.set_default_executor(_Executor())
+    """Give an event loop an executor that works until the process ends, once. aiohttp resolves names in it before each
+    new connection. All filesystems of fsspec share one loop."""
+    loop.set_default_executor(Executor())
 
 
 def _status(error: BaseException) -> int | None:

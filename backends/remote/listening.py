@@ -50,9 +50,12 @@ class Listener:
                     self._reading = reading
                     try:
                         reading.thread.start()
-                    except RuntimeError:  # no more threads can start; then subscribers have to poll
-                        if self._reading is reading:
+                    except BaseException as error:
+                        if reading.thread.ident is None and self._reading is reading:
                             self._reading = None
+                        if not isinstance(error, RuntimeError):  # no more threads can start; then subscribers poll
+                            self._subscribers.pop(id(changed), None)
+                            raise
 
     def unsubscribe(self, changed: Callable[[], None]) -> None:
         """Stop calling this function. The request ends with the last subscriber. Idempotent; does not wait."""

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opslog.chunks import packed
+from opslog.concurrency.parallel import in_parallel
 from opslog.kernel import split
-from opslog.parallel import in_parallel
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -57,12 +57,14 @@ class Wakes:
     def arm(self, entry: Entry) -> None:
         """Set the timer of an entry for the next time it has to act by itself."""
         entry.disarm()
+        if self._background.stopping:
+            return
         loop = asyncio.get_running_loop()
-        times = [] if entry.retry_at is None else [entry.retry_at]
-        if (due := entry.subscription.due) is not None:
-            times.append(loop.time() + max(0.0, due - self._environment.time()))
-        if times and not self._background.stopping:
-            entry.timer = loop.call_at(min(times), lambda: self._background.spawn(self._time_has_come(entry)))
+        when = entry.retry_at  # after a failure for that alone: what is due has failed, and must not be tried at once
+        if when is None and (due := entry.subscription.due) is not None:
+            when = loop.time() + max(0.0, due - self._environment.time())
+        if when is not None:
+            entry.timer = loop.call_at(when, lambda: self._background.spawn(self._time_has_come(entry)))
 
     async def _time_has_come(self, entry: Entry) -> None:
         async with entry.lock:

@@ -90,3 +90,19 @@ def test_a_handler_subscribes_or_closes_while_its_thread_does(outer: str, inner:
         if not came:
             break
     assert number > 3
+
+
+def test_after_an_interrupted_subscription_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener(cast("Channel", Events()), REAL)
+    interrupted, next_one = Subscriber(listener), Subscriber(listener)
+
+    def interrupt(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", interrupt)
+        interrupted.subscribe()
+    next_one.subscribe()
+    next_one.hear()
+    assert not interrupted.heard.is_set()
+    listener.close()

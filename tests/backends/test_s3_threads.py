@@ -36,7 +36,10 @@ def work():
     store.close()
     other.close()
 
-threading.Thread(target=work).start()
+if "pool" in sys.argv:  # until its worker has ended, the main thread counts as alive
+    concurrent.futures.ThreadPoolExecutor().submit(work)
+else:
+    threading.Thread(target=work).start()
 """
 
 
@@ -50,14 +53,14 @@ for number in range(3):
 """
 
 
-def run(server: S3Server, program: str, driver: str) -> dict[str, Any]:
+def run(server: S3Server, program: str, driver: str, *arguments: str) -> dict[str, Any]:
     """Run a program that writes three documents. Returns the documents that are in the store then."""
     url, options = f"s3://bucket/{driver}?driver={driver}", server.options()
     # A name has to be resolved, for each request if the driver allows that.
     options["endpoint_url"] = server.url.replace("127.0.0.1", "localhost")
     if driver == "s3fs":
         options["config_kwargs"] = {"connector_args": {"keepalive_timeout": 0, "use_dns_cache": False}}
-    command = [sys.executable, "-W", "ignore::ResourceWarning", "-c", program, url, json.dumps(options)]
+    command = [sys.executable, "-W", "ignore::ResourceWarning", "-c", program, url, json.dumps(options), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     with opslog.open(url, read_only=True, **server.options()) as fresh:
@@ -65,9 +68,10 @@ def run(server: S3Server, program: str, driver: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("driver", ["s3fs", "obstore"])
-def test_a_store_works_after_the_main_thread_has_ended(driver: str) -> None:
+@pytest.mark.parametrize("worker", ["thread", "pool"])
+def test_a_store_works_after_the_main_thread_has_ended(driver: str, worker: str) -> None:
     with S3Server() as server:
-        found = run(server, AFTER_THE_MAIN_THREAD, driver)
+        found = run(server, AFTER_THE_MAIN_THREAD, driver, worker)
     assert found == {"0": {"number": 7}, "1": {"number": 1}, "2": {"number": 2}}
 
 

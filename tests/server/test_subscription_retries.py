@@ -104,6 +104,29 @@ def test_a_lease_ends_although_the_commit_of_its_end_failed() -> None:
     asyncio.run(run())
 
 
+def test_what_is_due_is_not_tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has failed is still due. Without a pause, it would be tried again in each turn of the event loop."""
+    storage = Failing()
+    monkeypatch.setattr(wakes, "_RETRY_SECONDS", 3600.0)
+
+    async def run() -> None:
+        async with running(storage=storage) as here:
+            await here.create("a")
+            await here.create("wakes")
+            await here.put("s", **PULL)
+            await here.append("a", 1)
+            assert (await here.post("claim", worker="one")).status_code == 200
+            storage.refuses = changes_a_subscription
+            entry = here.service.get("s")
+            await until(lambda: storage.refused > 0 and entry.retry_at is not None)
+            assert entry.timer is not None
+            assert entry.timer.when() > asyncio.get_running_loop().time() + 3000
+            assert storage.refused == 1
+            storage.refuses = lambda changes: False
+
+    asyncio.run(run())
+
+
 def test_a_request_that_fails_loses_no_news_of_streams() -> None:
     """An acknowledgement takes in the append during the wake. If its commit fails, the append is still to be taken
     in."""

@@ -24,7 +24,7 @@ Floors = list[tuple[str, ...]]
 
 FLOORS: Floors = [
     ("opslog.kernel",),
-    ("opslog.errors", "opslog.environment", "opslog.chunks", "opslog.parallel", "opslog.notebook", "opslog.logs"),
+    ("opslog.errors", "opslog.environment", "opslog.chunks", "opslog.notebook", "opslog.logs"),
     ("opslog.format",),
     ("opslog.backends",),
     ("opslog.merge", "opslog.concurrency", "opslog.query"),

@@ -1,4 +1,4 @@
-"""Work that needs no GIL, or waits, on many items in several threads."""
+"""Work that needs no GIL, on many items in several threads."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_parallel(
-    work: Callable[[T], R], items: Iterable[T], is_small: Callable[[T], bool], threads: int | None = None
-) -> list[R]:
-    """The results of `work` for each item, in order, by several threads. The caller's is one of them. When this returns
-    or raises, no other thread works any more.
+def in_parallel(work: Callable[[T], R], items: Iterable[T], is_small: Callable[[T], bool]) -> list[R]:
+    """The results of `work` for each item, in order, by as many threads as there are processors. The caller's is one of
+    them. When this returns or raises, no other thread works any more.
 
     Unlike a pool of `concurrent.futures`, this works until the process ends: such a pool takes no work after the main
     thread has ended.
@@ -24,7 +22,6 @@ def in_parallel(
     :param items: iterated in the caller's thread, before that works on items, too. So they may be made by code of the
         user, and an interrupt does not wait for a slow storage.
     :param is_small: whether an item is not worth a thread. The first one that is worth it starts the other threads.
-    :param threads: the most threads. None: as many as there are processors.
     :raises: an error of `work` or of `items`. Then no further item is worked on.
     """
     shared = _Shared(work)
@@ -32,7 +29,7 @@ def in_parallel(
     try:
         for number, item in enumerate(items):
             if not helpers and not is_small(item):
-                helpers += [_Helper(shared) for _ in range(1, threads or os.cpu_count() or 1)]
+                helpers += [_Helper(shared) for _ in range(1, os.cpu_count() or 1)]
                 _start(helpers)
             if shared.is_stopped:
                 break
