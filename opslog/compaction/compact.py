@@ -39,7 +39,7 @@ from opslog.kernel import Table
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Chunk, Cursor, Segments, list_log, read_logs
 from opslog.log.sealing import logs_of_the_gone, seal_all
-from opslog.log.survey import Survey, survey
+from opslog.log.survey import Survey, survey, unread_authors
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import outranks
@@ -181,14 +181,23 @@ def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
     ]
 
 
-def passed_by_undo(settled_by: Mapping[str, int], oldest: Mapping[str, int]) -> dict[str, int]:
-    """The authors whose newest compacted commit a manifest has to name, with its clock. They are those who have an
+def passed_by_undo(
+    settled_by: Mapping[str, int], oldest: Mapping[str, int], unread: Mapping[str, int]
+) -> dict[str, int]:
+    """The authors whose newest compacted commit a manifest has to name, with its clock. They are those who may have an
     older commit in the other log that an undo may still cancel: the undo would skip the newer one.
 
     :param settled_by: for each author, the clock of its newest compacted commit.
     :param oldest: as `oldest_undoable` returns, of both logs.
+    :param unread: as `unread_authors` returns, for the ends up to which the logs were read. A listing takes a while. It
+        may have come to one log before its author wrote a commit, and to the other one after the author wrote a newer
+        commit there, which is compacted now.
     """
-    return {author: clock for author, clock in sorted(settled_by.items()) if oldest.get(author, clock) < clock}
+    return {
+        author: clock
+        for author, clock in sorted(settled_by.items())
+        if min(oldest.get(author, clock), unread.get(author, clock)) < clock
+    }
 
 
 def publish(
@@ -263,7 +272,7 @@ class Tail:
         rows = _Winners(backend, self, progress)
         ends = tail_ends(self.segments, self.manifest.cut)
         oldest = oldest_undoable(chain.from_iterable(self.merge.recent.values()))
-        authors = passed_by_undo(self.merge.settled_by, oldest)
+        authors = passed_by_undo(self.merge.settled_by, oldest, unread_authors(backend, self.cursors))
         cut = self.cut()
         logs = {
             agent: cursor.cut

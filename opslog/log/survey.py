@@ -14,6 +14,7 @@ A refresh of a store needs no such second listing: a log that does not go on at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import TypeVar
 
 import msgspec
@@ -190,6 +191,26 @@ def check_reaches(cursor: Cursor, newest: Manifest) -> None:
         raise MissingFileError(
             f"{path} does not reach up to byte {cut.offset}, which manifest {newest.number} knows", path
         )
+
+
+def unread_authors(backend: Backend, cursors: Mapping[str, Cursor]) -> dict[str, int]:
+    """The authors of commits that a new listing shows behind these cursors. Each has a clock that none of those commits
+    is below. None in a store without transactions, where no author has commits in two logs.
+
+    :raises MissingFileError: a segment was collected meanwhile.
+    """
+    found: dict[str, int] = {}
+    segments = list_segments(backend, cursors)
+    if TRANSACTIONS not in cursors and TRANSACTIONS not in segments:
+        return found
+    for agent, listed in unread(cursors, segments).items():
+        if agent != TRANSACTIONS:
+            found[agent] = 0
+            continue
+        cursor = copy(cursors[agent]) if agent in cursors else Cursor(agent)
+        for _, commit in cursor.read(backend, listed):
+            found[commit.author] = min(commit.clock, found.get(commit.author, commit.clock))
+    return found
 
 
 def unread(cursors: Mapping[str, Cursor], segments: Segments) -> Segments:

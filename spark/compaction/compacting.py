@@ -46,8 +46,10 @@ from opslog.compaction.compact import (
 )
 from opslog.environment import REAL, Environment
 from opslog.errors import MissingFileError
-from opslog.format.manifest import Manifest, Part, Run
+from opslog.format.manifest import Cut, Manifest, Part, Run
 from opslog.format.snapshot import Ages, PartEnds
+from opslog.log.reader import Cursor
+from opslog.log.survey import unread_authors
 from opslog.merge import stamps
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.compaction import executing
@@ -145,7 +147,6 @@ class _Merging:
         for each in recent.values():
             for author, clock in each.oldest.items():
                 oldest[author] = min(clock, oldest.get(author, clock))
-        authors = passed_by_undo(authors, oldest)
         cuts = {
             log.agent: recent[log.agent].cut(log.start.commits + counts.get(log.agent, 0) + recent[log.agent].commits)
             for log in found.logs
@@ -153,7 +154,14 @@ class _Merging:
         ends = tail_ends({log.agent: list(log.segments) for log in found.logs}, found.manifest.cut)
         cut = {agent: cut for agent, cut in cuts.items() if cut.commits}
         logs = {agent: recent[agent].log_end(cuts[agent]) for agent in cuts if recent[agent].commits}
+        authors = passed_by_undo(authors, oldest, self._unread_authors(cuts))
         return CompactionInput(cut, logs, self.tails.clock, ts, rows, ends, self.sealed, authors)
+
+    def _unread_authors(self, cuts: dict[str, Cut]) -> dict[str, int]:
+        """As of `opslog.log.survey.unread_authors`, for the ends of the logs as they were read."""
+        ends = {agent: Cursor.at(agent, self.tails.recent[agent].log_end(cut)) for agent, cut in cuts.items()}
+        with self.address.open() as backend:
+            return unread_authors(backend, ends)
 
     def _merge(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str, dict[str, int]]]]:
         """The new rows. And, for each task and log, the log's agent, the number of commits read, their greatest ts, and

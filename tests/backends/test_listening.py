@@ -99,9 +99,10 @@ def test_after_an_interrupted_subscription_the_next_one_works(monkeypatch: pytes
     def interrupt(thread: threading.Thread) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupt)
-        interrupted.subscribe()
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.subscribe()
     next_one.subscribe()
     next_one.hear()
     assert not interrupted.heard.is_set()
