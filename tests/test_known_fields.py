@@ -183,7 +183,6 @@ CHANGES: list[tuple[type, dict[str, Any], Callable[[Any], None], str]] = [
     (Labels, {"labels": [{"name": "a"}, {"name": "a", "due": 1}]}, rename, r"delete \$\.labels\[1\]\.due,"),
     # The second step becomes equal to the one that is removed.
     (Task, {"title": "x", "steps": [STEP | {"done": True}, MORE]}, finish, r"delete \$\.steps\[1\]\.due,"),
-    (Node, deep(253), rename, "document 'x' is nested too deeply .* fields that Node does not know"),
 ]
 
 
@@ -201,6 +200,23 @@ def test_a_program_reads_changes_and_sets_a_document(
             older["x"] = document
     with opslog.open(tmp_path, read_only=True) as fresh:
         assert fresh["x"] == stored
+
+
+def test_a_deep_document_is_set_or_refused_with_a_reason(tmp_path: Path) -> None:
+    """How deep the comparison goes differs between versions of Python."""
+    with opslog.open(tmp_path, agent="new") as newer:
+        newer["x"] = deep(253)
+    older: opslog.Store[Any] = opslog.open(tmp_path, agent="old", type=Node)
+    title = "new"
+    with older:
+        document = older["x"]
+        rename(document)
+        try:
+            older["x"] = document
+        except opslog.InvalidDocumentError as error:
+            assert "'x' is nested too deeply" in str(error)  # noqa: PT017  (it need not be raised)
+            title = "x"
+        assert older["x"].title == title
 
 
 @dataclass
