@@ -17,7 +17,7 @@ from opslog.server.registry import Registry
 from opslog.server.storage.memory import MemoryStorage
 from opslog.server.streams import Streams
 from opslog.server.subscriptions import wakes
-from tests.server.test_subscription_service import Hook, running, until
+from tests.server.test_subscription_service import Here, Hook, running, until
 
 
 class Failing(MemoryStorage):
@@ -66,6 +66,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 PULL: dict[str, Any] = {"type": "pull-wake", "streams": ["a"], "wake_stream": "wakes", "lease_ttl_ms": 1000}
 
 
+async def claimed(here: Here) -> None:
+    """A subscription with something to be read, and a worker that has claimed it."""
+    await here.create("a")
+    await here.create("wakes")
+    await here.put("s", **PULL)
+    await here.append("a", 1)
+    assert (await here.post("claim", worker="one")).status_code == 200
+
+
 @pytest.mark.parametrize("refuses", [changes_a_subscription, writes_to("wakes")], ids=["step", "event"])
 def test_a_wake_is_announced_although_a_commit_failed(refuses: Callable[[Changes], bool]) -> None:
     storage = Failing()
@@ -92,11 +101,7 @@ def test_a_lease_ends_although_the_commit_of_its_end_failed() -> None:
 
     async def run() -> None:
         async with running(storage=storage) as here:
-            await here.create("a")
-            await here.create("wakes")
-            await here.put("s", **PULL)
-            await here.append("a", 1)
-            assert (await here.post("claim", worker="one")).status_code == 200
+            await claimed(here)
             await storage.fail(changes_a_subscription)
             await until(lambda: here.service.get("s").subscription.generation == 2)
             assert (await here.post("claim", worker="two")).status_code == 200
@@ -111,11 +116,7 @@ def test_what_is_due_is_not_tried_again_at_once(monkeypatch: pytest.MonkeyPatch)
 
     async def run() -> None:
         async with running(storage=storage) as here:
-            await here.create("a")
-            await here.create("wakes")
-            await here.put("s", **PULL)
-            await here.append("a", 1)
-            assert (await here.post("claim", worker="one")).status_code == 200
+            await claimed(here)
             storage.refuses = changes_a_subscription
             entry = here.service.get("s")
             await until(lambda: storage.refused > 0 and entry.retry_at is not None)
