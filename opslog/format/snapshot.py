@@ -15,7 +15,7 @@ import msgspec
 
 from opslog.errors import CorruptError
 from opslog.format.checksum import crc32, decode_checked, encode_checked, sha256
-from opslog.format.commits import Delete, Record, decode_record, decode_records, encode_commit
+from opslog.format.commits import Delete, Record, Set, decode_record, decode_records, encode_commit
 from opslog.format.hashes import encode_hashes, id_hash
 from opslog.format.layout import TRANSACTIONS, index_path, part_path
 from opslog.format.manifest import Part
@@ -58,6 +58,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def new(cls, record: Record) -> Row:
         """The row of a record from a log; the record's own `folded` is ignored."""
+        if type(record) is Set:  # nearly all are; this saves a tenth of a compaction without the kernel
+            return cls(record.id, encode_commit(record), None, record.agent == TRANSACTIONS)
         if isinstance(record, Delete) and record.folded is not None:
             record = msgspec.structs.replace(record, folded=None)
         return cls.of(record, encode_commit(record))
