@@ -19,13 +19,12 @@ from opslog.environment import REAL, Environment
 from opslog.format.commits import Delete, Seal, decode_records
 from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log import session
-from opslog.log.reader import list_segments
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
 from opslog.store import replica_of
 from opslog.testing import invariants
 from opslog.verify.verify import verify
-from tests.support import bucket
+from tests.support import bucket, missing_logs
 
 _numbers = itertools.count()
 
@@ -415,36 +414,9 @@ def test_a_manifest_names_no_authors_whose_logs_are_sealed(url: str) -> None:
     assert ManifestStore(open_backend(url)).newest().settled_by == {}
 
 
-@pytest.mark.parametrize("missed", ["a", TRANSACTIONS])
-def test_an_undo_does_not_pass_a_commit_that_a_listing_showed_without_the_older_one(
-    url: str, missed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A compaction lists one log of an author, is paused, and lists the other one when the author has written there."""
-    options: dict[str, Any] = {"settings": opslog.Settings(undo_window=2), "compact_after": None}
-    with opslog.open(url, agent="a", **options) as a, opslog.open(url, agent="b", **options) as b:
-        b.create("b", {"n": 0})
-        a.refresh()
-        if missed == "a":
-            a["older"] = {}
-            a.create("newer", {})
-            for number in range(3):
-                b.modify("b", lambda document, number=number: {"n": number})  # type: ignore[misc]
-        else:
-            a.create("older", {})
-            a["newer"] = {}
-            a["undone"] = {}
-            assert a.undo()
-            assert not a.undo(), "the newest one that is left is out of reach"
-
-        def without(*arguments: Any) -> Any:
-            monkeypatch.undo()
-            return {agent: segments for agent, segments in list_segments(*arguments).items() if agent != missed}
-
-        monkeypatch.setattr("opslog.log.survey.list_segments", without)
-        b.compact()
-    with opslog.open(url, agent="a", **options) as a:
-        assert {"older", "newer"} <= set(a)
-        assert not a.undo()
+@missing_logs.BOTH_LOGS
+def test_an_undo_does_not_pass_a_commit_that_a_listing_showed_without_the_older_one(url: str, missed: str) -> None:
+    missing_logs.check_undo_after_missing(url, missed, opslog.Store.compact)
 
 
 def test_close_reports_a_lost_buffer_that_only_the_check_of_a_transaction_has_met() -> None:

@@ -7,13 +7,16 @@ from collections import deque
 from typing import Any
 
 import msgspec
+import pytest
 
 import opslog
 from opslog.format.commits import Set
 from opslog.format.layout import TRANSACTIONS
+from opslog.log.writer import Pending
 from opslog.store import replica_of
+from opslog.testing.invariants import ViolationError
 from tests.simulation.ledger import Attempt, Ledger
-from tests.simulation.transaction_invariants import Replay
+from tests.simulation.transaction_invariants import Replay, plain_commits_outrank_no_unread_transaction
 
 
 class Hasty(deque[Any]):
@@ -56,3 +59,21 @@ def test_a_call_that_lost_a_race_is_not_taken_for_the_one_that_won_it() -> None:
     replay = Replay(calls, {TRANSACTIONS: [winner.sent[0]]})
     assert replay.calls == [winner]
     assert replay.place(loser) is None
+
+
+def test_a_refused_commit_is_not_taken_for_the_one_that_has_its_stamp() -> None:
+    """Two processes were admitted under one name, and both stamped a commit with the same clock."""
+
+    def line(id: str, clock: int, agent: str = "a", by: str = "") -> Set:
+        return Set("2026-01-01T00:00:00Z", clock, agent, id, msgspec.Raw(b"{}"), by=by)
+
+    logs = {TRANSACTIONS: [line("t", 3, TRANSACTIONS, "b")], "a": [line("x", 5)]}
+
+    def queued(id: str, seen: int, outcome: str) -> Attempt:
+        call = Attempt(None, "a", ("set", (id, b"{}")), pending=Pending(line(id, 5), b"", 0.0), seen=seen)
+        call.end(outcome)
+        return call
+
+    plain_commits_outrank_no_unread_transaction([queued("y", 0, "refused"), queued("x", 1, "done")], logs)
+    with pytest.raises(ViolationError, match="which its store had not read"):
+        plain_commits_outrank_no_unread_transaction([queued("x", 0, "done")], logs)

@@ -176,10 +176,11 @@ def plain_commits_outrank_no_unread_transaction(attempts: Sequence[Attempt], log
     unread = list(accumulate(reversed(logs.get(TRANSACTIONS, ())), _least, initial=math.inf))[::-1]
     if sum(len(log) for agent, log in logs.items() if agent != TRANSACTIONS) >= CLOCK_STEP:
         return None
-    written = {commit.stamp for log in logs.values() for commit in log}
+    written = {commit.stamp: commit for log in logs.values() for commit in log}
     for attempt in attempts:
-        seen = attempt.seen
-        if seen is None or seen >= len(unread) or attempt.stamp not in written:
+        seen, commit = attempt.seen, written.get(attempt.stamp)
+        # Another process under the same name may have written the stamp of an attempt that was refused.
+        if seen is None or seen >= len(unread) or commit is None or not attempt.matches(commit):
             continue
         if unread[seen] < attempt.clock:
             return f"{attempt} outranks the transaction at clock {unread[seen]}, which its store had not read"

@@ -23,6 +23,7 @@ from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
 from opslog.spark.compaction import compacting
 from opslog.verify.verify import verify
+from tests.support import missing_logs
 
 NOW = 1_800_000_000.0
 LATER = 4_000_000_000.0
@@ -187,6 +188,15 @@ def test_transactions_are_compacted_alike(spark: SparkSession, tmp_path: Path, m
     }
     assert any(isinstance(record, Delete) and record.by for record in records)
     assert verify(backend).problems == []
+
+
+@pytest.mark.long
+@missing_logs.BOTH_LOGS
+def test_an_undo_does_not_pass_a_commit_that_a_listing_showed_without_the_older_one(
+    spark: SparkSession, tmp_path: Path, missed: str
+) -> None:
+    url = str(tmp_path)
+    missing_logs.check_undo_after_missing(url, missed, lambda store: opslog.spark.compact(spark, url))
 
 
 @pytest.mark.long
