@@ -246,13 +246,13 @@ class Store(MutableMapping[str, T], Generic[T]):
                 outer.write(record)
 
     def undo(self) -> bool:
-        """Cancel this agent's newest commit that is not cancelled yet, even if an earlier session wrote it. A batch is
-        cancelled as a whole.
+        """Cancel this agent's newest commit that is not cancelled yet, even one of an earlier session; a batch wholly.
 
-        The document gets the record that would have won without that commit; later writes of others stay. Undo reaches
-        back over the store's undo window, counted in commits of this agent, undos included.
+        The document gets the record that would have won without that commit; later plain writes of others stay. Undo
+        reaches back over the store's undo window, counted in commits of one log, undos included.
 
         :returns: False when there is nothing left to undo.
+        :raises ConflictError: it was a transaction, and others have written one of its documents since.
         :raises ReopenError: an earlier commit of this store had an unknown outcome. Other errors as in `set`.
         """
         return self._replica.undo() is not None

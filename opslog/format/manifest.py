@@ -107,7 +107,7 @@ class Run(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     """The settings that all agents of a store share. Set when the store is created; `keep_history` may change later.
 
-    :ivar undo_window: how many of an agent's newest commits are never compacted.
+    :ivar undo_window: how many of a log's newest commits can be undone, and are compacted only if the log is sealed.
     :ivar grace_seconds: how long files stay after the manifest that needed them was superseded.
     :ivar tombstone_ttl_seconds: how long tombstones stay in snapshots.
     :ivar undo_ttl_seconds: how long an agent is idle before its undo window may be sealed.
