@@ -24,7 +24,8 @@ class LeaseCall:
 
     :ivar claim: the nonce of the claim that it used, or that it made.
     :ivar round: how many times the job had been done when it was claimed.
-    :ivar at: when it began, in simulated seconds; `decided_at`: when it was decided last.
+    :ivar at: when it began, in simulated seconds; `decided_at`: when the function that decides it last ended. It may
+        have to read a document from storage, and judges only after that whether a lease is over.
     :ivar attempt: what it wrote; None if it did not get that far.
     :ivar token: the token of a claim or renewal that was acknowledged.
     """

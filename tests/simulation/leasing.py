@@ -60,11 +60,11 @@ class Noted:
                 call.attempt = attempt
 
             def decide(transaction: Transaction[Any]) -> R:
-                if call is not None:
-                    call.decided_at = self._process.simulation.time
                 try:
                     return function(transaction)
                 finally:
+                    if call is not None:
+                        call.decided_at = self._process.simulation.time
                     attempt.read = {id: _text(record) for id, record in transaction.reads.documents.items()}
                     attempt.written = {id: _text(record) for id, record in transaction.written.items()}
 
