@@ -23,7 +23,7 @@ class Options:
     :ivar send_seconds: how long a client may take to make room for the next part of a response.
     :ivar rate: requests a second that one client (a token, or else an address) may make; None for any number.
     :ivar retain_bytes: how much of each stream is kept at least. Older data is deleted, and reads of it are answered
-        with 410; data that forks read stays. None keeps everything.
+        with 410; data that forks read stays, and so do the registry and feeds. None keeps everything.
     :ivar registry: whether created and deleted streams are announced, see `opslog.server.registry`.
     :ivar compression: whether responses are compressed for clients that accept it.
     :ivar public_url: the address at which clients reach this server, such as ``https://streams.example``, for the
@@ -33,8 +33,8 @@ class Options:
     :ivar feed_snapshot_bytes: a feed gets a new snapshot once the messages after the last snapshot take this many
         bytes, and twice as many as that snapshot.
     :ivar local_stores: whether only clients that address this machine by a local name or address may use stores and
-        their feeds; web pages of other sites, and requests by other names that lead here, may not. For a server without
-        tokens at an address that only this machine has.
+        their feeds, and what names the stores, such as subscriptions; web pages of other sites, and requests by other
+        names that lead here, may not. For a server without tokens at an address that only this machine has.
     :ivar webhook_loopback: whether webhooks may go to this machine, also by http; for development.
     :ivar rotate_keys: whether to replace the key that signs webhooks, see `opslog.server.subscriptions.webhook_keys`;
         has no effect while an earlier rotation is under way.

@@ -1,5 +1,7 @@
 """The registry: a stream that announces every creation and deletion of a stream, in the form of the State protocol.
 
+While it is kept, only the server writes it, and retention never applies to it.
+
 Its messages are JSON: ``{"type":"stream","key":PATH,"value":{"path":…,"contentType":…,"createdAt":MILLISECONDS},
 "headers":{"operation":"insert"}}``, and with the operation ``delete`` and no value. A reader that applies them in order
 knows all streams.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
 import orjson
@@ -19,11 +22,11 @@ from opslog.server.protocol import json_mode
 from opslog.server.protocol.appending import Append
 from opslog.server.protocol.creation import Create
 from opslog.server.protocol.model import JSON, Stream
+from opslog.server.protocol.offsets import format_offset
 from opslog.server.protocol.refusals import Refused
 from opslog.server.protocol.transaction import Events
-from opslog.server.streams import Streams
+from opslog.server.streams import REGISTRY, Streams
 
-PATH = "__registry__"
 # How long to wait before writing again what the storage did not take.
 _RETRY_SECONDS = 1.0
 _log = logging.getLogger("opslog.server")
@@ -35,7 +38,7 @@ class _Message(msgspec.Struct):
     headers: dict[str, str]
 
 
-_messages = msgspec.json.Decoder(list[_Message])
+_message = msgspec.json.Decoder(_Message)
 
 
 class Registry:
@@ -50,12 +53,25 @@ class Registry:
 
     async def start(self) -> None:
         """Announce the changes that are not announced yet, and all later ones. Reads the registry and the metadata of
-        all streams."""
-        await self._streams.create(Create(PATH, content_type=JSON))
+        all streams.
+
+        If the registry cannot be written, because a client has closed it while the server kept none, say, this is
+        logged, and nothing is announced.
+        """
+        try:
+            await self._streams.create(Create(REGISTRY, content_type=JSON))
+        except Refused as error:
+            _log.error(
+                "created and deleted streams are not announced, because the stream %s cannot be written: start the "
+                "server without --registry, delete that stream and its forks, and start it with --registry again",
+                REGISTRY,
+                extra={"error": str(error)},
+            )
+            return
         announced = self._announced()
         self._streams.observers.append(self._notice)
         for stream in self._streams.list():
-            if stream.path not in announced and stream.path != PATH:
+            if stream.path not in announced and stream.path != REGISTRY:
                 self._queue.put_nowait(_inserted(stream))
             announced.discard(stream.path)
         for path in sorted(announced):
@@ -71,13 +87,28 @@ class Registry:
             self._task.cancel()
 
     def _announced(self) -> set[str]:
+        """The paths of the streams that a reader of the whole registry knows."""
         known: set[str] = set()
-        stream, position = self._streams.stream(PATH), 0
+        stream, foreign = self._streams.stream(REGISTRY), 0
+        position = stream.earliest
+        if position:
+            _log.warning(
+                "the registry begins at offset %s: an earlier version of the server has trimmed it; streams that it no "
+                "longer names are announced again",
+                format_offset(position),
+            )
         while position < stream.tail:
             found = self._streams.read(stream, position, _CHUNK_BYTES)
-            for message in _messages.decode(json_mode.array(found.chunks)):
+            for text in chain.from_iterable(map(json_mode.messages, found.chunks)):
+                try:
+                    message = _message.decode(text)
+                except (msgspec.DecodeError, RecursionError):
+                    foreign += 1
+                    continue
                 (known.add if message.headers.get("operation") == "insert" else known.discard)(message.key)
             position = found.stop
+        if foreign:
+            _log.warning("the registry has %d messages that do not announce streams: they were skipped", foreign)
         return known
 
     def _notice(self, events: Events) -> None:
@@ -97,8 +128,9 @@ class Registry:
     async def _append(self, messages: list[bytes]) -> bool:
         """Returns whether to go on with the next messages."""
         try:
-            await self._streams.append(Append(PATH, JSON, b"".join(b"%b," % message for message in messages)))
-        except Refused as error:  # the registry was deleted; the next start makes another, with all streams
+            await self._streams.append(Append(REGISTRY, JSON, b"".join(b"%b," % message for message in messages)))
+        # The program that serves the application has deleted it; the next start makes another, with all streams.
+        except Refused as error:
             _log.warning("the registry could not be written", extra={"error": str(error)})
         except Exception as error:  # noqa: BLE001  (a full disk, for example: these messages are written later)
             log_failure(_log, "the registry could not be written", error)
@@ -108,10 +140,10 @@ class Registry:
 
 def _messages_of(events: Events) -> Iterator[bytes]:
     for stream in events.deleted:
-        if stream.path != PATH:
+        if stream.path != REGISTRY:
             yield _deleted(stream.path)
     for stream in events.created:
-        if stream.path != PATH:
+        if stream.path != REGISTRY:
             yield _inserted(stream)
 
 

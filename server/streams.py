@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from opslog.doors.tokens import STORES
 from opslog.environment import REAL, Environment
 from opslog.server.background import Background, log_failure
 from opslog.server.followers import Follower, Followers
@@ -31,6 +32,9 @@ _log = logging.getLogger("opslog.server")
 # Called on the event loop with each commit that had an effect, before its callers resume.
 Observer = Callable[[Events], None]
 
+# The path of the registry, see `opslog.server.registry`.
+REGISTRY = "__registry__"
+
 _SWEEP_SECONDS = 60.0
 # An access is stored once a fraction of the time to live, 1 / _RENEWALS, has passed since the stored one. So after a
 # crash the stored access may be too old by that fraction; `Streams.start` makes up for it.
@@ -47,7 +51,8 @@ class Streams:
     One object, and so one process, serves a storage. Everything but construction is for one event loop, between
     `start` and `stop`.
 
-    :param retain_bytes: how much of each stream is kept at least; None keeps everything.
+    :param retain_bytes: how much of each stream is kept at least; None keeps everything. The registry and the feeds of
+        stores are never trimmed by size: a reader of what is left would not know all streams, or all documents.
     :ivar observers: functions that are called with every change; add your own.
     :ivar followers: the readers that wait for more.
     """
@@ -79,8 +84,14 @@ class Streams:
         now = self.environment.time()
         self._writers = [
             # Their groups may begin one after the other, so that the event loop waits for all of them.
-            Writer(shard, self.environment, self.metrics, self._committed, WAIT_SECONDS / len(self.storage.shards))
-            for shard in self.storage.shards
+            Writer(
+                shard,
+                self.environment,
+                self.metrics,
+                partial(self._committed, index),
+                WAIT_SECONDS / len(self.storage.shards),
+            )
+            for index, shard in enumerate(self.storage.shards)
         ]
         for index, shard in enumerate(self.storage.shards):
             for stream in shard.streams():
@@ -104,11 +115,16 @@ class Streams:
 
     async def create(self, request: Create) -> Created:
         """See `creation.create`."""
-        async with self._locked(request.path):
+        path = request.path
+        async with self._locked(path):
+            if request.fork is not None:
+                await self._end_expired(path)
             index = self._shard_number_of_new(request)
             created = await self._writers[index].run(lambda txn: creation.create(txn, request, self._accesses))
-            if self.storage.home(request.path) != index:
-                self._away[request.path] = index
+            if self.storage.home(path) != index:
+                self._away[path] = index
+            else:
+                self._away.pop(path, None)
         return created
 
     async def append(self, request: Append) -> Appended:
@@ -168,7 +184,9 @@ class Streams:
         end = loop.time() + seconds
         while (left := end - loop.time()) > 0:
             woken = await follower.wait(min(left, max(0.01, stream.ttl / 2)))
-            self.touch(stream)
+            current = self._shard(stream.path).stream(stream.path)
+            if current is not None and current.id == stream.id and not current.deleted:
+                self.touch(current)  # no commit would remove the access to a stream that has ended
             if woken:
                 return
 
@@ -252,6 +270,14 @@ class Streams:
     def _shard(self, path: str) -> Shard:
         return self.storage.shards[self.shard_number(path)]
 
+    async def _end_expired(self, path: str) -> None:
+        """End the stream at this path if its lifetime is over, before a sweep does. A fork is in the shard of its
+        source, which may be another one, and no transaction spans two."""
+        index = self.shard_number(path)
+        stream = self.storage.shards[index].stream(path)
+        if stream is not None and lifetimes.is_over(stream, self.environment.time(), self._accesses):
+            await self._writers[index].run(partial(self._end, path))
+
     def _shard_number_of_new(self, request: Create) -> int:
         number = self.shard_number(request.path)
         if request.fork is None or self.storage.shards[number].stream(request.path) is not None:
@@ -271,10 +297,10 @@ class Streams:
             if not lock.users:
                 del self._locks[path]
 
-    def _committed(self, events: Events) -> None:
+    def _committed(self, index: int, events: Events) -> None:
         for stream in events.deleted:
             self._accesses.pop(stream.id, None)
-            self._background.spawn(self._forget(stream.path))
+            self._background.spawn(self._forget(stream.path, index))
         ended = {stream.path for stream in events.deleted}
         for path in ended - events.appended.keys():
             self.followers.wake(path)
@@ -286,12 +312,12 @@ class Streams:
             except Exception:  # noqa: BLE001  (a commit is answered even if an observer fails)
                 _log.exception("an observer failed")
 
-    async def _forget(self, path: str) -> None:
-        """After a deletion: assign the path to the shard of its name again, and remove the stored data."""
-        index = self.shard_number(path)
+    async def _forget(self, path: str, index: int) -> None:
+        """After a deletion in this shard: assign the path to the shard of its name again, and remove the stored
+        data. By now a fork may be at this path, in another shard."""
         async with self._locked(path):
-            if self.storage.shards[index].stream(path) is None:
-                self._away.pop(path, None)
+            if self._away.get(path) == index and self.storage.shards[index].stream(path) is None:
+                del self._away[path]
         await self._tidy(index)
 
     async def _tidy(self, index: int) -> None:
@@ -299,7 +325,8 @@ class Streams:
             pass
 
     def _append(self, request: Append, transaction: Transaction) -> Appended:
-        return appending.append(transaction, request, self._accesses, self._retain_bytes)
+        is_whole = request.path == REGISTRY or request.path.startswith(STORES)
+        return appending.append(transaction, request, self._accesses, None if is_whole else self._retain_bytes)
 
     def _noting_what_is_trimmed(self, index: int, work: Work[T], transaction: Transaction) -> T:
         result = work(transaction)

@@ -24,7 +24,7 @@ from opslog.server.http.replies import METHODS, PREFLIGHT, TEXT, refuse, reply
 from opslog.server.http.requests import DisconnectedError
 from opslog.server.http.rest.announcing import Announcing
 from opslog.server.http.rest.serving import Rest
-from opslog.server.http.subscription_routes import SubscriptionRoutes, carries_own_token
+from opslog.server.http.subscription_routes import RESERVED, SubscriptionRoutes, route_of
 from opslog.server.http.writing import Writing
 from opslog.server.metrics import Collector, Gauges, Metrics
 from opslog.server.options import Options
@@ -34,11 +34,10 @@ from opslog.server.registry import Registry
 from opslog.server.storage.memory import MemoryStorage
 from opslog.server.stores.feed import FOLDER, Feed, is_feed
 from opslog.server.stores.served import ServedStore, ServedStores
-from opslog.server.streams import Observer, Streams
+from opslog.server.streams import REGISTRY, Observer, Streams
 from opslog.server.subscriptions.service import Subscriptions
 from opslog.server.subscriptions.webhook_delivery import Delivery
 
-RESERVED = "__ds"
 _log = logging.getLogger("opslog.server")
 # Answers a request for a path, and returns the status of the answer.
 Handler = Callable[[str, Scope, Receive, Send], Awaitable[int]]
@@ -166,17 +165,26 @@ class App:
             return await reply(send, 204, PREFLIGHT)
         name = path[len(self._root) :]
         if name == RESERVED or name.startswith(f"{RESERVED}/"):
-            handler: Handler | None = self._control
-        else:
-            name = requests.check_path(name)
-            handler = self._handlers.get(method)
+            return await self._answer_reserved(method, name, scope, receive, send)
+        name = requests.check_path(name)
+        handler = self._handlers.get(method)
         if handler is None:
             raise Refused(405, f"{method} is not a method of streams", [(b"allow", METHODS)])
-        right: Right = "read" if method in _READING else "write"
-        scope["opslog.token"] = self._admission.admit(scope, name, right, wants_token=not carries_own_token(name))
+        scope["opslog.token"] = self._admission.admit(scope, name, _right(method))
         if name.startswith(FOLDER):
             await self._check_feed(method, name, scope)
+        elif name == REGISTRY and self._names_local_stores:
+            check_local(scope)
         return await handler(name, scope, receive, send)
+
+    async def _answer_reserved(self, method: str, name: str, scope: Scope, receive: Receive, send: Send) -> int:
+        """Answer requests for subscriptions."""
+        route = route_of(scope, self._root)
+        own_token = route is not None and route.carries_own_token
+        token = self._admission.admit(scope, name, _right(method), wants_token=not own_token)
+        if not own_token and self._names_local_stores:
+            check_local(scope)
+        return await self._control(route, token, scope, receive, send)
 
     async def _check_feed(self, method: str, name: str, scope: Scope) -> None:
         """
@@ -192,6 +200,11 @@ class App:
             request_of(scope).asked = Asked("feed", name.removeprefix(FOLDER), "feed")
             await feed.current()
 
+    @property
+    def _names_local_stores(self) -> bool:
+        """Whether lists of streams name stores that are for this machine alone."""
+        return self.options.local_stores and bool(self.stores.names)
+
     def _wake_feed(self, store: ServedStore) -> None:
         with suppress(KeyError):
             self._feeds[FOLDER + store.name].wake()
@@ -204,7 +217,7 @@ class App:
             raise Refused(405, f"{method} is not a method of {path}", [(b"allow", b"GET, HEAD")])
         # The figures, and the data of the page, contain names of stores and numbers of documents.
         says_nothing = path in {"/healthz", "/readyz", *self._page.public}
-        if self.options.local_stores and self.stores.names and not says_nothing:
+        if self._names_local_stores and not says_nothing:
             check_local(scope)
         if path in self._page.paths:
             token = None if path in self._page.public else self._admission.token(scope)
@@ -287,6 +300,10 @@ class App:
         await receive()
         await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _right(method: str) -> Right:
+    return "read" if method in _READING else "write"
 
 
 def _failure(error: OpslogError) -> Refused:

@@ -173,9 +173,9 @@ class Live:
         found = self._streams.read(stream, position, _EVENT_BYTES)
         if stream.is_json or not sse.is_text(stream) or not found.chunks or found.stop == stream.tail:
             return found
-        # A text must not be cut within a character.
-        last = found.chunks[-1]
-        extra = sse.incomplete_bytes(last)
-        if not 0 < extra < len(last):
+        # A text must not be cut within a character, which may begin in one chunk and end in the next.
+        data = b"".join(found.chunks)
+        extra = sse.incomplete_bytes(data)
+        if not 0 < extra < len(data):
             return found
-        return Range([*found.chunks[:-1], last[:-extra]], found.stop - extra)
+        return Range([data[:-extra]], found.stop - extra)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from opslog.doors.access import Receive, Scope, Send
+from opslog.doors.tokens import Token
 from opslog.server.http import requests
+from opslog.server.http.admission import check
 from opslog.server.http.budget import Budget
 from opslog.server.http.replies import NO_STORE, reply
 from opslog.server.http.requests import Fields
@@ -20,6 +22,7 @@ from opslog.server.subscriptions.service import Subscriptions
 from opslog.server.subscriptions.subscription import PULL_WAKE, WEBHOOK, SubscriptionRefused, invalid
 from opslog.server.subscriptions.webhook_keys import JWKS_SECONDS
 
+RESERVED = "__ds"
 _JSON = (b"content-type", b"application/json")
 _BODY_BYTES_MAX = 1024 * 1024
 _ID_CHARACTERS_MAX = 256
@@ -27,14 +30,50 @@ _ID_CHARACTERS_MAX = 256
 Answer = tuple[int, dict[str, Any] | None]
 
 
-def carries_own_token(path: str) -> bool:
-    """Whether requests for this path need no token of the server's users: workers show the token of their wake, and
-    everyone may read the public keys."""
-    parts = path.split("/")
-    return path == "__ds/jwks.json" or (parts[:2] == ["__ds", "subscriptions"] and parts[3:] in _OF_WORKERS)
+class Route(NamedTuple):
+    """What an address below ``__ds`` stands for.
+
+    :ivar action: ``jwks.json``, or what follows the id of a subscription: nothing for the subscription itself,
+        ``streams``, ``claim``, ``callback``, ``ack`` or ``release``.
+    :ivar id: the id of the subscription.
+    :ivar path: the path of the one stream that it is about.
+    """
+
+    action: str
+    id: str = ""
+    path: str | None = None
+
+    @property
+    def carries_own_token(self) -> bool:
+        """Whether its requests need no token of the server's users: workers show the token of their wake, and everyone
+        may read the public keys."""
+        return self.action == _KEYS or self.action in _OF_WORKERS
 
 
-_OF_WORKERS = (["callback"], ["ack"], ["release"])
+_KEYS = "jwks.json"
+_OF_WORKERS = {"callback", "ack", "release"}
+_ACTIONS = {"streams", "claim", *_OF_WORKERS}
+
+
+def route_of(scope: Scope, root: str) -> Route | None:
+    """The route of a request; None: there is nothing at its address.
+
+    It is found in the path as it was sent, because an id or a stream's path may have slashes. They are encoded, and end
+    no segment. What a request does, and whether it needs a token, must both follow from this one reading.
+    """
+    reserved, *parts = scope["raw_path"].decode("latin-1").removeprefix(quote(root)).split("/")
+    if unquote(reserved) != RESERVED:
+        return None
+    match parts:
+        case [name] if name == _KEYS:
+            return Route(_KEYS)
+        case ["subscriptions", id, "streams", *path] if id and path:
+            return Route("streams", unquote(id), subscriptions.normalised(unquote("/".join(path))))
+        case ["subscriptions", id] if id:
+            return Route("", unquote(id))
+        case ["subscriptions", id, action] if id and action in _ACTIONS:
+            return Route(action, unquote(id))
+    return None
 
 
 class SubscriptionRoutes:
@@ -50,24 +89,25 @@ class SubscriptionRoutes:
         self._options = options
         self._now = now
 
-    async def __call__(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
+    async def __call__(
+        self, route: Route | None, token: Token | None, scope: Scope, receive: Receive, send: Send
+    ) -> int:
         """Answer the request, and return the status of the answer.
 
-        :param path: relative to the stream root, decoded; begins with ``__ds``.
+        :param token: the token of the request, if the server requires one for it.
         """
         try:
-            # The path as it was sent, because an id or a stream's path may have encoded slashes.
-            raw = scope["raw_path"].decode("latin-1").removeprefix(quote(self._options.root))
             given = requests.fields(scope["headers"])
-            parts = raw.split("/")[1:]
-            if parts == ["jwks.json"]:
+            if route is None:
+                raise SubscriptionRefused(404, "SUBSCRIPTION_NOT_FOUND", "there is nothing at this address")
+            if route.action == _KEYS:
                 _only(scope, "GET")
                 headers: Headers = [
                     (b"content-type", b"application/jwk-set+json"),
                     (b"cache-control", b"public, max-age=%d" % JWKS_SECONDS),
                 ]
                 return await reply(send, 200, headers, msgspec.json.encode(self._service.keys.jwks(self._now())))
-            status, answer = await self._subscription(parts, scope, given, receive)
+            status, answer = await self._subscription(route, token, scope, given, receive)
         except SubscriptionRefused as refused:
             error = {"code": refused.code, "message": str(refused), **refused.known}
             return await _answer(send, refused.status, {"error": error})
@@ -77,40 +117,37 @@ class SubscriptionRoutes:
             return await reply(send, refused.status, headers, msgspec.json.encode({"error": error}))
         return await _answer(send, status, answer)
 
-    async def _subscription(self, parts: list[str], scope: Scope, given: Fields, receive: Receive) -> Answer:
-        if len(parts) < 2 or parts[0] != "subscriptions" or not parts[1]:
-            raise _nothing_there()
-        id = unquote(parts[1])
+    async def _subscription(
+        self, route: Route, token: Token | None, scope: Scope, given: Fields, receive: Receive
+    ) -> Answer:
+        id = route.id
         if len(id) > _ID_CHARACTERS_MAX or not id.isprintable():
             raise invalid(f"an id has at most {_ID_CHARACTERS_MAX} characters, all printable")
-        match parts[2:]:
-            case []:
-                return await self._itself(id, scope, given, receive)
-            case ["streams"]:
+        match route.action:
+            case "streams" if route.path is not None:
+                _only(scope, "DELETE")
+                await self._service.remove_stream(id, route.path)
+                return 204, None
+            case "streams":
                 _only(scope, "POST")
                 body = await self._body(given, receive)
                 await self._service.add_streams(id, subscriptions.parse_paths(body.get("streams")))
                 return 204, None
-            case ["streams", *rest]:
-                _only(scope, "DELETE")
-                await self._service.remove_stream(id, subscriptions.normalised(unquote("/".join(rest))))
-                return 204, None
-            case ["claim"]:
+            case "claim":
                 _only(scope, "POST")
                 return await self._claim(id, await self._body(given, receive))
-            case ["callback" | "ack" as action]:
+            case "callback" | "ack":
                 _only(scope, "POST")
                 body = await self._body(given, receive)
-                token = _token(given)
-                woken = await self._service.acknowledge(id, token, body, pull_wake=action == "ack")
+                woken = await self._service.acknowledge(id, _token(given), body, pull_wake=route.action == "ack")
                 return 200, {"ok": True, "next_wake": woken}
-            case ["release"]:
+            case "release":
                 _only(scope, "POST")
                 await self._service.release(id, _token(given), await self._body(given, receive))
                 return 204, None
-        raise _nothing_there()
+        return await self._itself(id, token, scope, given, receive)
 
-    async def _itself(self, id: str, scope: Scope, given: Fields, receive: Receive) -> Answer:
+    async def _itself(self, id: str, token: Token | None, scope: Scope, given: Fields, receive: Receive) -> Answer:
         _only(scope, "GET", "PUT", "DELETE")
         if scope["method"] == "DELETE":
             await self._service.delete(id)
@@ -119,6 +156,8 @@ class SubscriptionRoutes:
         if scope["method"] == "GET":
             return 200, self._shown(id, base)
         config = subscriptions.parse_config(await self._body(given, receive))
+        if token is not None and config.wake_stream is not None:
+            check(token, config.wake_stream, "write")  # the server writes its events there for whoever made it
         _, created = await self._service.create(id, config, base)
         return 201 if created else 200, self._shown(id, base)
 
@@ -179,10 +218,6 @@ def _only(scope: Scope, *methods: str) -> None:
     if scope["method"] not in methods:
         allowed = [(b"allow", ", ".join(methods).encode())]
         raise Refused(405, f"{scope['method']} is not possible here", allowed)
-
-
-def _nothing_there() -> SubscriptionRefused:
-    return SubscriptionRefused(404, "SUBSCRIPTION_NOT_FOUND", "there is nothing at this address")
 
 
 def _token(given: Fields) -> str:

@@ -14,7 +14,7 @@ from opslog.server.protocol.creation import DEFAULT_CONTENT_TYPE, Create, Create
 from opslog.server.protocol.offsets import format_offset
 from opslog.server.protocol.refusals import Headers, Refused
 from opslog.server.stores.feed import is_feed
-from opslog.server.streams import Streams
+from opslog.server.streams import REGISTRY, Streams
 
 _CLOSED = (b"stream-closed", b"true")
 
@@ -29,6 +29,7 @@ class Writing:
         self._options = options
 
     async def append(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
+        self._check_not_registry(path)
         given = requests.fields(scope["headers"])
         with self._budget.holding() as holding:
             request = requests.append_of(path, given, await self._body(scope, given, receive, holding))
@@ -47,6 +48,7 @@ class Writing:
         return await reply(send, 200 if new_data else 204, headers)
 
     async def create(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
+        self._check_not_registry(path)
         given = requests.fields(scope["headers"])
         with self._budget.holding() as holding:
             request = requests.create_of(path, given, await self._body(scope, given, receive, holding), self._source)
@@ -81,8 +83,15 @@ class Writing:
         return await requests.body(receive, given, options.max_body_bytes, options.body_seconds, holding)
 
     async def delete(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
+        self._check_not_registry(path)
         await self._streams.delete(path)
         return await reply(send, 204, [])
+
+    def _check_not_registry(self, path: str) -> None:
+        """:raises Refused: 405, only the server writes the registry while it keeps one."""
+        if path == REGISTRY and self._options.registry:
+            allowed = [(b"allow", b"GET, HEAD, OPTIONS")]
+            raise Refused(405, "this stream is the registry of all streams, and read-only", allowed)
 
     def _source(self, path: str) -> str:
         """The stream that the path of a URL names."""

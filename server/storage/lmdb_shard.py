@@ -2,8 +2,9 @@
 
 Five tables. `streams`: path to metadata. `records`: stream id and position (both 8 bytes, big-endian, so that they
 sort) to the bytes of an append. `producers`: stream id and producer id to epoch and sequence number. `values`: the
-free key space. `shard`: data about the whole: the next stream id, the bytes of content, and, under ``doomed``
-and a stream id, the position up to which data is still to be removed.
+free key space. `shard`: data about the whole: the next stream id, the bytes of content, under ``doomed`` and a stream
+id, the position up to which data is still to be removed, and ``leaks`` once the data of deleted streams that earlier
+versions left behind was looked for.
 
 LMDB writes changed pages to new places and then switches to them, so the last commit survives a crash. A commit returns
 after two calls of fdatasync. A reader sees the state of one commit, and waits for nobody.
@@ -15,6 +16,7 @@ transaction is not noticed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +33,7 @@ from opslog.server.protocol.storage import Changes, Record, Usage
 from opslog.server.storage.lmdb_file import missing_page
 from opslog.server.storage.opened_files import Length, OpenedFiles
 
+_log = logging.getLogger("opslog.server")
 # The most that one step removes. Commits wait for the step.
 _TIDY_RECORDS, _TIDY_BYTES = 5_000, 16 * 1024 * 1024
 
@@ -74,6 +77,7 @@ class LmdbShard:
         # The last committed metadata, so that not every append and follower has to read and decode it. Only commits add
         # to it, in their order. What a reader has read could be older than a commit that ended meanwhile.
         self._known: dict[str, Stream] = {}
+        self._doom_leaks()
         self._note_lengths()
 
     def stream(self, path: str, *, is_checked: bool = False) -> Stream | None:
@@ -227,8 +231,8 @@ class LmdbShard:
         for key, value in changes.values.items():
             if value is None:
                 txn.delete(key, db=self._values)
-        counts = [(b"doomed" + _number.pack(id), _number.pack(_EVERYTHING)) for id in changes.dropped]
-        counts += [(b"doomed" + _number.pack(id), _number.pack(stop)) for id, stop in changes.trimmed.items()]
+        doomed = {**changes.trimmed, **dict.fromkeys(changes.dropped, _EVERYTHING)}  # a stream may be among both
+        counts = [(b"doomed" + _number.pack(id), _number.pack(stop)) for id, stop in doomed.items()]
         if changes.next_id:
             counts.append((b"next id", _number.pack(changes.next_id)))
         if changes.records:
@@ -287,6 +291,32 @@ class LmdbShard:
                     return True
                 there = cursor.delete()
         return False
+
+    def _doom_leaks(self) -> None:
+        """Have `tidy` remove the records of no stream. Version 0.2 left them behind if a stream was trimmed and deleted
+        in one commit. Reads the metadata of all streams, once for each database."""
+        try:
+            with self._environment.begin(write=True) as txn:
+                if txn.get(b"leaks", db=self._shard) is None:
+                    leaks = [(b"doomed" + id, _number.pack(_EVERYTHING)) for id in self._leaks(txn)]
+                    self._put(txn, self._shard, [*leaks, (b"leaks", _number.pack(len(leaks)))])
+        except (lmdb.Error, msgspec.DecodeError) as error:  # a full disk, say: the next start tries again
+            _log.warning("%s was not searched for data of deleted streams", self.path, extra={"error": str(error)})
+
+    def _leaks(self, txn: Any) -> Iterator[bytes]:
+        """The ids under which there are records, but that no stream has or inherits from."""
+        needed: set[bytes] = set()
+        with txn.cursor(self._streams) as cursor:
+            for value in cursor.iternext(keys=False):
+                stream = _stream.decode(value)
+                needed.update(_number.pack(segment.id) for segment in stream.segments())
+        with txn.cursor(self._records) as cursor:
+            there = cursor.first()
+            while there:
+                id = bytes(cursor.key()[:8])
+                if id not in needed:
+                    yield id
+                there = cursor.set_range(id + _number.pack(_EVERYTHING))
 
     def usage(self) -> Usage:
         with self._reading() as txn:

@@ -133,17 +133,17 @@ class Writer:
             except OpslogError as error:
                 answers.append((future, None, error))
             except Exception as error:  # noqa: BLE001  (a fault of the work: what it changed must not be committed)
-                self._finish([(future, None, None) for _, future in pending], transaction.events, error)
+                self._finish([(future, None, None) for _, future in pending], transaction, error)
                 return
         if not transaction.changes:
-            self._finish(answers, transaction.events, None)
+            self._finish(answers, transaction, None)
         elif self._shard.durable:
             applied = Event()
             self._queue.put(partial(self._commit_in_thread, answers, transaction, applied.set))
             if len(answers) > 1 and not self._others and transaction.changes.bytes <= _WAIT_BYTES_MAX:
                 applied.wait(self._wait_seconds)
         else:
-            self._finish(answers, transaction.events, self._commit(transaction.changes))
+            self._finish(answers, transaction, self._commit(transaction.changes))
 
     def _commit(self, changes: Changes, applied: Callable[[], None] | None = None) -> Exception | None:
         began = self._environment.monotonic()
@@ -160,13 +160,13 @@ class Writer:
     def _commit_in_thread(self, answers: list[_Answer], transaction: Transaction, applied: Callable[[], None]) -> None:
         failure = self._commit(transaction.changes, applied)
         applied()  # it may have failed before
-        self._loop.call_soon_threadsafe(self._finish, answers, transaction.events, failure)
+        self._loop.call_soon_threadsafe(self._finish, answers, transaction, failure)
 
-    def _finish(self, answers: list[_Answer], events: Events, failure: Exception | None) -> None:
+    def _finish(self, answers: list[_Answer], transaction: Transaction, failure: Exception | None) -> None:
         if failure is not None:
             self._metrics.failed_commits += 1
-        else:
-            self._metrics.changes += len(answers)
+        elif transaction.changes:
+            self._metrics.changes += sum(error is None for _, _, error in answers)
         # The loop resumes tasks in the order of these calls: callers that wait for a response before all followers.
         for future, value, error in answers:
             if future.done():  # the caller has gone
@@ -175,8 +175,8 @@ class Writer:
                 future.set_exception(failure or error or AssertionError)
             else:
                 future.set_result(value)
-        if failure is None and events:
-            self._notify(events)
+        if failure is None and transaction.events:
+            self._notify(transaction.events)
         if self._pending:
             self._loop.call_soon(self._next_group)
         else:

@@ -62,7 +62,10 @@ def _key(path: str) -> bytes:
 
 def is_feed(streams: Streams, path: str) -> bool:
     """Whether the stream at this path is the feed of a store, whether or not that store is served now."""
-    return path.startswith(FOLDER) and streams.value(path, _key(path)) is not None
+    if not path.startswith(FOLDER):
+        return False
+    kept, stream = _kept(streams, path), _stream(streams, path)
+    return kept is not None and stream is not None and kept.stream == stream.id  # it may be another one by now
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +84,18 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
 
 
 prepare(Kept)
+
+
+def _kept(streams: Streams, path: str) -> Kept | None:
+    value = streams.value(path, _key(path))
+    return None if value is None else msgspec.json.decode(value, type=Kept)
+
+
+def _stream(streams: Streams, path: str) -> Stream | None:
+    try:
+        return streams.stream(path)
+    except Refused:
+        return None
 
 
 class _Step(msgspec.Struct):
@@ -175,14 +190,10 @@ class Feed:
         stepped.set()
 
     def _stream(self) -> Stream | None:
-        try:
-            return self._streams.stream(self.path)
-        except Refused:
-            return None
+        return _stream(self._streams, self.path)
 
     def _kept(self) -> Kept | None:
-        value = self._streams.value(self.path, self._key)
-        return None if value is None else msgspec.json.decode(value, type=Kept)
+        return _kept(self._streams, self.path)
 
     async def _run(self) -> None:
         try:

@@ -21,6 +21,7 @@ class Entry:
     :ivar lock: held while a step of this subscription runs.
     :ivar unannounced: a wake began, and workers may not have been notified of it yet.
     :ivar retry_at: the time of the event loop at which what has failed is tried again; None: nothing has failed.
+    :ivar post: posts its webhook. The next post ends this one, whose wake is over, so that no answer to it counts.
     :ivar timer: fires when the subscription has to act by itself.
     """
 
@@ -34,6 +35,7 @@ class Entry:
         self.unannounced = False
         self.lock = asyncio.Lock()
         self.retry_at: float | None = None
+        self.post: asyncio.Future[bool] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     def matches(self, path: str) -> bool:

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from opslog.environment import Environment, format_ts
 from opslog.server.background import Background
 from opslog.server.protocol.model import Stream
-from opslog.server.protocol.offsets import format_offset
+from opslog.server.protocol.offsets import format_offset, parse_offset
+from opslog.server.protocol.refusals import Refused
 from opslog.server.protocol.transaction import Events
 from opslog.server.streams import Streams
 from opslog.server.subscriptions import store as subscription_store
@@ -32,7 +33,7 @@ from opslog.server.subscriptions.subscription import (
     SubscriptionRefused,
     behind,
 )
-from opslog.server.subscriptions.wakes import Wakes
+from opslog.server.subscriptions.wakes import Wakes, no_events_reason
 from opslog.server.subscriptions.webhook_delivery import Delivery
 from opslog.server.subscriptions.webhook_keys import Keys
 
@@ -75,6 +76,10 @@ class Subscriptions:
             _log.info("a new key signs webhooks", extra={"kid": self.keys.kid(newest), "since": format_ts(newest)})
         for subscription, links in subscription_store.load(self._streams.storage.shards[0]):
             self._entries.add(Entry(subscription, links))
+            path = subscription.config.wake_stream or ""
+            if (reason := no_events_reason(path)) is not None:  # it was made by a version that did not refuse it
+                text = "subscription %r has no events in its wake stream %r: %s; delete it, and make another"
+                _log.warning(text, subscription.id, path, reason)
         self._streams.observers.append(self._observe)
         if self._entries:
             self._compare_all()
@@ -117,8 +122,11 @@ class Subscriptions:
     async def create(self, id: str, config: Config, base_url: str) -> tuple[Entry, bool]:
         """Create a subscription, or confirm that it exists. Returns it and whether it is new.
 
-        :raises SubscriptionRefused: it exists with another configuration, or its webhook may not be called.
+        :raises SubscriptionRefused: it exists with another configuration, its webhook may not be called, or its wake
+            stream may not be written.
         """
+        if (reason := no_events_reason(config.wake_stream or "")) is not None:
+            raise subscriptions.invalid(f"the wake_stream cannot be {config.wake_stream!r}: {reason}")
         if (known := self._entries.get(id)) is not None:
             return await self._confirm(known, config), False
         if config.webhook_url is not None:
@@ -263,7 +271,20 @@ class Subscriptions:
 
     def _acknowledged(self, entry: Entry, acks: list[Ack]) -> dict[str, Link | None]:
         tails = {path: self._steps.tail(path) for path, _ in acks}
-        return {**subscriptions.acknowledged(entry.links, tails, acks)}
+        moved = subscriptions.acknowledged(entry.links, tails, acks)
+        for path, link in moved.items():
+            self._check_boundary(path, link.acked_offset)
+        return {**moved}
+
+    def _check_boundary(self, path: str, offset: str) -> None:
+        """:raises SubscriptionRefused: the offset lies inside a message, so nobody could read on from it."""
+        stream, position = self._steps.stream(path), parse_offset(offset)
+        if stream is None or not stream.is_json or position is None or position < stream.earliest:
+            return
+        try:
+            self._streams.read(stream, position, 1)
+        except Refused as refused:
+            raise SubscriptionRefused(409, "INVALID_OFFSET", f"{path!r}: {refused}") from None
 
     # Changes of streams
 

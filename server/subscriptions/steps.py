@@ -16,7 +16,7 @@ from opslog.server.streams import Streams
 from opslog.server.subscriptions import store as subscription_store
 from opslog.server.subscriptions import subscription as subscriptions
 from opslog.server.subscriptions.entries import Entry
-from opslog.server.subscriptions.subscription import ZERO, Link, Subscription, behind
+from opslog.server.subscriptions.subscription import ZERO, End, Link, Subscription, behind
 
 # Called after each committed step, with the entry and whether the step began a wake.
 After = Callable[[Entry, bool], None]
@@ -117,5 +117,8 @@ class Steps:
 
     def tail(self, path: str) -> str:
         """The end of the stream; if there is no stream, the offset of the beginning."""
+        return self.end(path).offset
+
+    def end(self, path: str) -> End:
         stream = self.stream(path)
-        return ZERO if stream is None else format_offset(stream.tail)
+        return End(0, ZERO) if stream is None else End(stream.id, format_offset(stream.tail))

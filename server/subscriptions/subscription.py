@@ -30,6 +30,8 @@ from opslog.server.protocol.refusals import Refused
 LEASE_MS_DEFAULT, LEASE_MS_MIN, LEASE_MS_MAX = 30_000, 1000, 600_000
 BEFORE_FIRST = "-1"
 ZERO = format_offset(0)
+# Three times as long as the path of a stream can be: each character of it may be a star, which is written %2A.
+PATTERN_CHARACTERS_MAX = 1500
 _RETRY_SECONDS_MAX = 60.0
 
 WEBHOOK, PULL_WAKE = "webhook", "pull-wake"
@@ -128,6 +130,16 @@ class Ack(NamedTuple):
     offset: str
 
 
+class End(NamedTuple):
+    """The end of a stream at some time.
+
+    :ivar stream_id: 0: there was no stream.
+    """
+
+    stream_id: int
+    offset: str
+
+
 def behind(acked: str, tail: str) -> bool:
     """Whether there is data between the two. An empty stream has none, even for a subscription that has acknowledged
     nothing of it."""
@@ -203,12 +215,13 @@ def _impossible(message: str) -> SubscriptionRefused:
     return SubscriptionRefused(409, "INVALID_OFFSET", message)
 
 
-def snapshot_acked(subscription: Subscription, links: Mapping[str, Link]) -> dict[str, Link]:
-    """The links that move if everything in the wake's snapshot is acknowledged."""
+def sent_acked(links: Mapping[str, Link], sent: Mapping[str, End]) -> dict[str, Link]:
+    """The links that move if everything is acknowledged up to these ends, which a worker was sent. If another stream
+    has taken the path of one meanwhile, nothing of it is: the worker was not sent any of it."""
     return {
-        path: replace(links[path], acked_offset=tail)
-        for path, tail in subscription.snapshot.items()
-        if path in links and links[path].acked_offset < tail
+        path: replace(link, acked_offset=sent[path].offset)
+        for path, link in links.items()
+        if path in sent and link.stream_id == sent[path].stream_id and link.acked_offset < sent[path].offset
     }
 
 
@@ -272,6 +285,8 @@ def parse_config(body: object) -> Config:
         raise invalid('type is "webhook" or "pull-wake"')
     pattern = normalised(_text(body, "pattern") or "") or None
     streams = parse_paths(body.get("streams", []))
+    if pattern is not None and len(pattern) > PATTERN_CHARACTERS_MAX:
+        raise invalid(f"a pattern has at most {PATTERN_CHARACTERS_MAX} characters")
     if pattern is None and not streams:
         raise invalid("a subscription has a pattern, or streams, or both")
     lease = body.get("lease_ttl_ms", LEASE_MS_DEFAULT)

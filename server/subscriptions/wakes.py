@@ -10,12 +10,13 @@ import httpx
 import msgspec
 from msgspec.structs import replace
 
+from opslog.doors.tokens import STORES
 from opslog.environment import Environment
 from opslog.server.background import Background
 from opslog.server.protocol import json_mode
 from opslog.server.protocol.appending import Append
 from opslog.server.protocol.refusals import Refused
-from opslog.server.streams import Streams
+from opslog.server.streams import REGISTRY, Streams
 from opslog.server.subscriptions import subscription as subscriptions
 from opslog.server.subscriptions.entries import Entry
 from opslog.server.subscriptions.steps import Steps
@@ -26,6 +27,16 @@ from opslog.server.subscriptions.webhook_keys import Keys
 _log = logging.getLogger("opslog.server.subscriptions.subscription")
 # How long to wait before trying again what the storage did not take.
 _RETRY_SECONDS = 1.0
+
+
+def no_events_reason(wake_stream: str) -> str | None:
+    """Why this stream gets no events of wakes; None: it does get them.
+
+    The server alone writes feeds and the registry, and their readers rely on the form of what is there.
+    """
+    if wake_stream.startswith(STORES):
+        return f"streams below {STORES} are for the feeds of stores"
+    return "this stream is the registry" if wake_stream == REGISTRY else None
 
 
 class Wakes:
@@ -98,7 +109,8 @@ class Wakes:
             if entry.deleted or entry.subscription.wake_id is None:
                 return
             await self.steps.commit(entry, entry.subscription)
-            snapshot = {path: self.steps.tail(path) for path in entry.pending}
+            sent = {path: self.steps.end(path) for path in entry.pending}
+            snapshot = {path: end.offset for path, end in sent.items()}
             subscription = replace(entry.subscription, snapshot=snapshot)
             if subscription.next_attempt_at is not None:
                 subscription = subscriptions.extended(subscription, self._environment.time())
@@ -108,9 +120,13 @@ class Wakes:
             entry.unannounced = False
         url = subscription.config.webhook_url
         assert url is not None, "only webhook subscriptions are delivered"
+        signature = self.keys.signature(body, self._environment.time())
+        if entry.post is not None:
+            entry.post.cancel()
+        entry.post = asyncio.ensure_future(self._delivery.post(url, body, signature))
         done, problem = False, None
         try:
-            done = await self._delivery.post(url, body, self.keys.signature(body, self._environment.time()))
+            done = await entry.post
         except (OSError, httpx.HTTPError, TimeoutError, SubscriptionRefused) as error:
             problem = str(error) or type(error).__name__
         async with entry.lock:
@@ -122,7 +138,7 @@ class Wakes:
                 chance = int(self._environment.nonce(), 16) / 16**16
                 await self.steps.commit(entry, subscriptions.failed(current, self._environment.time(), chance))
             elif done:
-                moved = subscriptions.snapshot_acked(current, entry.links)
+                moved = subscriptions.sent_acked(entry.links, sent)
                 await self.steps.commit(entry, subscriptions.released(subscriptions.delivered(current)), moved)
             elif problem is None:
                 await self.steps.commit(entry, subscriptions.delivered(current))
@@ -148,6 +164,9 @@ class Wakes:
         if entry.deleted or not subscription.waits_for_claim:
             return
         path = subscription.config.wake_stream or ""
+        if no_events_reason(path) is not None:
+            entry.unannounced = False
+            return
         stream = self.steps.stream(path)
         if stream is None:
             _log.warning("the wake stream %r of subscription %r does not exist yet", path, subscription.id)

@@ -15,6 +15,8 @@ from opslog.server.subscriptions.subscription import SubscriptionRefused
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
+# Many receivers, and httpx, take no URLs much longer than this.
+_URL_CHARACTERS_MAX = 8000
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
@@ -72,6 +74,8 @@ def parse_target(url: str, *, allow_loopback: bool) -> Target:
 
     :raises SubscriptionRefused: no webhook may go there.
     """
+    if len(url) > _URL_CHARACTERS_MAX:
+        raise rejected(f"webhook.url has at most {_URL_CHARACTERS_MAX} characters")
     try:
         parts = urlsplit(url)
         port = parts.port

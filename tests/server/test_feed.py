@@ -430,6 +430,10 @@ def test_a_feed_whose_store_is_not_served_any_more_can_only_be_deleted(tmp_path:
     for method in ("PUT", "POST"):
         assert client.request(method, PATH, content=b"[1]", headers={"content-type": JSON}).status_code == 405
     assert client.delete(PATH).status_code == 204
+    # A stream that is made there now is no feed.
+    for method, status in (("PUT", 201), ("POST", 204), ("DELETE", 204)):
+        answer = client.request(method, PATH, content=b"[1]", headers={"content-type": JSON})
+        assert (method, answer.status_code) == (method, status)
     client.close()
     client = serve({"tasks": url})
     assert client.get(PATH).status_code == 200

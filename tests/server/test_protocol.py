@@ -226,6 +226,73 @@ def test_retention_lets_old_data_go(make: Make, storage: Storage) -> None:
     assert client.application.streams.usage().bytes == 7 * (len(kept) + 30)
 
 
+@pytest.mark.parametrize("path", ["__registry__", "stores/tasks"])
+def test_retention_never_applies_to_the_registry_and_to_feeds(make: Make, path: str) -> None:
+    client = make(retain_bytes=40)
+    client.put(path, headers=JSON)
+    for number in range(30):
+        client.post(path, content=b'"%04d"' % number, headers=JSON)
+    assert len(client.get(path).json()) == 30
+    assert "stream-earliest-offset" not in client.head(path).headers
+
+
+def test_a_message_with_as_many_levels_as_are_accepted_is_read_at_every_offset(client: Caller) -> None:
+    def nested(levels: int) -> bytes:
+        return b'{"a,\\"[":' * levels + b"1" + b"}" * levels
+
+    accepted = 0
+    for step in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
+        if client.put(f"a{accepted + step}", content=nested(accepted + step), headers=JSON).status_code == 201:
+            accepted += step
+    deepest = nested(accepted)
+    answer = client.get(f"a{accepted}", params={"offset": f"{0:016}_{5:016}"})
+    assert (answer.status_code, answer.text) == (
+        400,
+        "the offset lies inside a message: it was not given out by this stream\n",
+    )
+    client.put("many", content=b"[%b,2]" % nested(accepted - 1), headers=JSON)
+    second = f"{0:016}_{len(nested(accepted - 1)) + 1:016}"
+    assert client.get("many", params={"offset": second}).json() == [2]
+    fork = {"stream-forked-from": "/v1/stream/many", "stream-fork-offset": "-1", "stream-fork-sub-offset": "1"}
+    assert client.put("fork", headers=fork).status_code == 201
+    assert client.get("fork").content == b"[%b]" % nested(accepted - 1)
+    assert client.get(f"a{accepted}").content == b"[%b]" % deepest
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+@pytest.mark.parametrize("written", [[4], [1, 3], [2, 2], [1, 1, 1, 1]], ids=str)
+def test_an_event_never_ends_within_a_character(client: Caller, cut: int, written: list[int]) -> None:
+    """:param cut: how many bytes of a character are before the end of an event.
+    :param written: how many bytes of the character each append has.
+    """
+    start, character, left = b"a" * (256 * 1024 - cut), "😀".encode(), b"b" * 1000
+    client.put("text", content=start, headers=TEXT)
+    for size in written:
+        sent, character = character[:size], character[size:]
+        client.post("text", content=sent, headers=TEXT)
+    client.post("text", content=left, headers=TEXT | {"stream-closed": "true"})
+    answer = client.get("text", params={"offset": "-1", "live": "sse"})
+    events = [line for line in answer.content.split(b"\n") if line.startswith(b"data:") and b"stream" not in line]
+    assert [event.removeprefix(b"data:").decode() for event in events] == [start.decode(), "😀" + left.decode()]
+
+
+@pytest.mark.parametrize("query", ["", "?path=", "?path=nothing"])
+def test_the_page_finds_no_stream_where_there_is_none(client: Caller, query: str) -> None:
+    assert client.get(f"http://test/page/stream{query}").status_code == 404
+
+
+def test_refused_requests_are_not_counted_as_changes(client: Caller) -> None:
+    metrics = client.application.metrics
+    client.put("a", headers=TEXT)
+    client.post("a", content=b"x", headers=TEXT)
+    changes, commits = metrics.changes, sum(metrics.commits.counts)
+    for _ in range(5):
+        assert client.post("none", content=b"x", headers=TEXT).status_code == 404
+    assert (metrics.changes, sum(metrics.commits.counts)) == (changes, commits)
+    client.post("a", content=b"x", headers=TEXT)
+    assert metrics.changes == changes + 1
+
+
 def test_offsets_that_were_never_given_out(client: Caller) -> None:
     client.put("a", content=b"[1,22]", headers=JSON)
     offsets = ["-2", "0", ZERO + "x", f"{0:016}_{1:016}", f"{0:016}_{99:016}", f"{1:016}_{2:016}", "9" * 33, "NOW"]
@@ -431,6 +498,18 @@ class TestForks:
         assert sum(1 for shard in storage.shards for _ in shard.streams()) == 0
         for path in "abcd":
             assert client.get(path).status_code == 404
+
+    def test_a_fork_takes_the_path_of_an_expired_stream(self, client: Caller, clock: Clock) -> None:
+        """Also if that stream was in another shard, and no sweep has removed it."""
+        client.put("source", content=b"abc", headers=TEXT)
+        paths = [f"fork{number}" for number in range(12)]
+        for path in paths:
+            client.put(path, headers=TEXT | {"stream-ttl": "1"})
+        clock.now += 2
+        for path in paths:
+            assert client.put(path, headers={"stream-forked-from": "/v1/stream/source"}).status_code == 201
+        client.run(client.application.streams.sweep())
+        assert [client.get(path).content for path in paths] == [b"abc"] * 12
 
     def test_a_fork_lives_where_its_source_lives(self, client: Caller) -> None:
         """Whatever the number of shards, each path is found again, also after it was deleted and created again."""

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from opslog.server import Options
+from opslog.server.http.asgi import App
+from opslog.server.storage.memory import MemoryStorage
 from tests.server.test_rest import Rest, problem
+from tests.support.asgi import Caller
 
 
 @pytest.mark.parametrize(
@@ -54,3 +58,40 @@ def test_streams_that_are_no_feeds_stay_open_to_pages_of_any_site(tmp_path: Path
     for name in ("other", "stores/other"):
         assert rest.put(name, headers=headers).status_code == 201
     rest.close()
+
+
+def test_no_page_of_another_site_reads_the_registry_where_it_names_stores(tmp_path: Path) -> None:
+    rest = Rest(str(tmp_path / "tasks"), local_stores=True, registry=True)
+    here = {"Host": "127.0.0.1:4437"}
+    assert rest.get("stores/tasks", headers=here).status_code == 200
+    assert rest.get("__registry__", headers={**here, "Origin": "https://evil.example"}).status_code == 403
+    assert rest.get("__registry__", headers=here).status_code == 200
+    rest.close()
+
+
+def test_no_page_of_another_site_uses_subscriptions_where_they_name_stores(tmp_path: Path) -> None:
+    rest = Rest(str(tmp_path / "tasks"), local_stores=True)
+    here, elsewhere = {"Host": "127.0.0.1:4437"}, {"Host": "127.0.0.1:4437", "Origin": "https://evil.example"}
+    config = b'{"type": "pull-wake", "pattern": "stores/*", "wake_stream": "wakes"}'
+    assert rest.get("stores/tasks", headers=here).status_code == 200
+    assert rest.put("__ds/subscriptions/s", content=config, headers=elsewhere).status_code == 403
+    assert rest.put("__ds/subscriptions/s", content=config, headers=here).status_code == 201
+    for method, path in (("GET", "s"), ("DELETE", "s"), ("POST", "s/claim"), ("POST", "s/streams")):
+        answer = rest.request(method, f"__ds/subscriptions/{path}", content=b'{"worker":"w"}', headers=elsewhere)
+        assert answer.status_code == 403
+    assert [link["path"] for link in rest.get("__ds/subscriptions/s", headers=here).json()["streams"]] == [
+        "stores/tasks"
+    ]
+    # Whoever gets a webhook is elsewhere, and shows the token of the wake.
+    assert rest.get("__ds/jwks.json", headers=elsewhere).status_code == 200
+    called = rest.post("__ds/subscriptions/s/callback", content=b"{}", headers=elsewhere)
+    assert called.json()["error"]["code"] == "TOKEN_INVALID"
+    rest.close()
+
+
+def test_without_stores_subscriptions_stay_open_to_pages_of_any_site() -> None:
+    client = Caller(App(MemoryStorage(), Options(local_stores=True)))
+    config = b'{"type": "pull-wake", "pattern": "**", "wake_stream": "wakes"}'
+    made = client.put("__ds/subscriptions/s", content=config, headers={"Origin": "https://page.example"})
+    assert made.status_code == 201
+    client.close()

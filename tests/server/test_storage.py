@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import lmdb
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -142,6 +143,57 @@ def test_dropped_and_trimmed_records_are_removed(shard: Shard) -> None:
     assert shard.producer(1, "p") is None
     assert list(shard.records(2, 0, 9, 9)) == [(0, b"xy")]
     assert shard.usage().bytes == 2
+
+
+def test_a_stream_that_is_trimmed_and_dropped_in_one_commit_leaves_nothing(shard: Shard) -> None:
+    shard.commit(Changes(records=[(1, 0, b"abc"), (1, 3, b"def")], producers={(1, "p"): Producer(0, 0)}))
+    shard.commit(Changes(trimmed={1: 3}, dropped=[1]))
+    while shard.tidy():
+        pass
+    assert list(shard.records(1, 0, 9, 9)) == []
+    assert shard.producer(1, "p") is None
+    assert shard.usage().bytes == 0
+
+
+def test_records_that_version_0_2_left_behind_are_removed(tmp_path: Path) -> None:
+    """Those of existing streams, and those that forks inherit, stay."""
+    fork = replace(stream("fork", 3, tail=3), inherited=(Segment(2, 0, 3),))
+    shard = LmdbShard(tmp_path, 1 << 24)
+    shard.commit(
+        Changes(
+            streams={"a": stream("a", 1, tail=3), "fork": fork},
+            records=[(1, 0, b"abc"), (2, 0, b"def"), (7, 0, b"ghi"), (7, 3, b"jkl"), (8, 0, b"mno")],
+            producers={(1, "p"): Producer(0, 0), (7, "p"): Producer(0, 0)},
+        )
+    )
+    shard.close()
+    with lmdb.open(str(tmp_path), max_dbs=8) as opened, opened.begin(write=True) as txn:
+        assert txn.delete(b"leaks", db=opened.open_db(b"shard", txn))
+    shard = LmdbShard(tmp_path, 1 << 24)
+    while shard.tidy():
+        pass
+    assert [len(shard.records(id, 0, 9, 9)) for id in (1, 2, 7, 8)] == [1, 1, 0, 0]
+    assert (shard.producer(1, "p"), shard.producer(7, "p")) == (Producer(0, 0), None)
+    assert shard.usage().bytes == 6
+    shard.close()
+
+
+def test_a_shard_opens_although_it_cannot_search_for_what_was_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: LmdbShard, txn: Any) -> list[bytes]:
+        raise lmdb.MapFullError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LmdbShard, "_leaks", fail)
+        shard = LmdbShard(tmp_path, 1 << 24)
+    assert caplog.messages == [f"{tmp_path} was not searched for data of deleted streams"]
+    shard.commit(Changes(records=[(1, 0, b"abc")]))
+    shard.close()
+    shard = LmdbShard(tmp_path, 1 << 24)
+    assert shard.tidy()
+    assert shard.usage().bytes == 0
+    shard.close()
 
 
 def test_many_records_are_removed_in_steps(reopen: Reopen) -> None:

@@ -108,6 +108,72 @@ def test_accesses_are_recorded_now_and_then(reopen: Reopen) -> None:
     asyncio.run(scenario())
 
 
+def test_no_access_is_kept_of_a_stream_that_was_deleted_while_it_was_read(storage: Storage) -> None:
+    async def scenario() -> None:
+        streams = await started(storage)
+        fork = await streams.create(Create("forked", TYPE, ttl=100))
+        await streams.create(Create("fork", fork=ForkOf("forked"), ttl=100))
+        kept = fork.stream
+        for stream in (kept, (await streams.create(Create("alone", TYPE, ttl=100))).stream):
+            with streams.followers.following(stream.path, asyncio.get_running_loop().create_future()) as follower:
+                waiting = asyncio.create_task(streams.wait(stream, follower, 60))
+                while not streams.followers.count:
+                    await asyncio.sleep(0)
+                assert stream.id in streams._accesses
+                await streams.delete(stream.path)
+                await waiting
+        assert not streams._accesses
+        await streams.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_fork_at_the_path_of_a_stream_that_is_being_deleted_stays(reopen: Reopen) -> None:
+    """It may be in another shard than the stream before it."""
+
+    async def scenario() -> None:
+        storage = reopen(shards=3)
+        streams = await started(storage)
+
+        async def fork(path: str, source: str) -> None:
+            created = await streams.create(Create(path, fork=ForkOf(source)))
+            assert streams.stream(path) == created.stream
+
+        sources, paths = [f"s{number}" for number in range(6)], [f"f{number}" for number in range(9)]
+        assert len({storage.home(source) for source in sources}) > 1
+        for source in sources:
+            await streams.create(Create(source, TYPE, data=b"abc"))
+        for path in paths:
+            await streams.create(Create(path, TYPE))
+            for source in sources:
+                await asyncio.gather(streams.delete(path), fork(path, source))
+        while len(streams._background.tasks) > 1:  # one sweeps for ever
+            await asyncio.sleep(0)
+        assert [streams.stream(path).tail for path in paths] == [3] * 9
+        await streams.stop()
+        storage.close()
+
+    asyncio.run(scenario())
+
+
+def test_appends_that_trim_and_the_deletion_may_share_a_commit(reopen: Reopen) -> None:
+    async def scenario() -> None:
+        storage = reopen()
+        streams = Streams(storage, retain_bytes=20)
+        await streams.start()
+        await streams.create(Create("a", TYPE, data=b"x" * 20))
+        commits = sum(streams.metrics.commits.counts)
+        appends = [streams.append(Append("a", TYPE, b"x" * 20)) for _ in range(3)]
+        await asyncio.gather(*appends, streams.delete("a"))
+        assert sum(streams.metrics.commits.counts) == commits + 1
+        await streams.sweep()
+        assert streams.usage().bytes == 0
+        await streams.stop()
+        storage.close()
+
+    asyncio.run(scenario())
+
+
 def test_observers_are_notified_of_what_was_committed() -> None:
     notified: list[Events] = []
 

@@ -9,17 +9,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from opslog.doors.access import Receive, Scope, Send
 from opslog.environment import REAL, Environment
 from opslog.server.http import requests
 from opslog.server.http.budget import Budget
-from opslog.server.http.subscription_routes import SubscriptionRoutes
+from opslog.server.http.subscription_routes import SubscriptionRoutes, route_of
 from opslog.server.options import Options
 from opslog.server.protocol.creation import Create
 from opslog.server.storage.memory import MemoryStorage
 from opslog.server.streams import Streams
+from opslog.server.subscriptions import store as subscription_store
 from opslog.server.subscriptions.service import Subscriptions
+from opslog.server.subscriptions.subscription import Config, Subscription
 from opslog.server.subscriptions.webhook_delivery import Delivery
 
 ROOT = "http://here/v1/stream/__ds/subscriptions"
@@ -45,16 +48,39 @@ class Hook(Delivery):
         return outcome
 
 
+class Slow(Hook):
+    """Answers no webhook before it may.
+
+    :ivar may_answer: set this.
+    :ivar ended: how many posts were ended before their answer.
+    """
+
+    def __init__(self, *outcomes: bool | Exception) -> None:
+        super().__init__(*outcomes)
+        self.may_answer = asyncio.Event()
+        self.ended = 0
+
+    async def post(self, url: str, body: bytes, signature: str) -> bool:
+        done = await super().post(url, body, signature)
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.ended += 1
+            raise
+        return done
+
+
 class Here:
     """A server without a network: its streams, and a client for the paths below ``__ds``."""
 
     def __init__(self, storage: MemoryStorage, hook: Delivery, environment: Environment) -> None:
         self.streams = Streams(storage, environment)
         self.service = Subscriptions(self.streams, hook, environment)
-        routes = SubscriptionRoutes(self.service, Options(), environment.time, Budget(2**20))
+        options = Options()
+        routes = SubscriptionRoutes(self.service, options, environment.time, Budget(2**20))
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            await routes(scope["path"].removeprefix("/v1/stream/"), scope, receive, send)
+            await routes(route_of(scope, options.root), None, scope, receive, send)
 
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url=f"{ROOT}/")
 
@@ -184,6 +210,38 @@ async def test_a_lease_that_is_over_wakes_again() -> None:
 
 
 @case
+async def test_a_webhook_whose_lease_is_over_is_not_posted_any_longer() -> None:
+    """Its answer does not count any more. If many receivers do not answer, no subscription has two connections."""
+    hook = Slow(True)
+    async with running(hook) as here:
+        await here.webhook(pattern="a/*", lease_ttl_ms=1000)
+        await here.create("a/x", 1)
+        await until(lambda: len(hook.bodies) == 2)
+        hook.may_answer.set()
+        await settled(here)
+        assert (len(hook.bodies), hook.ended) == (2, 1)
+        assert (await here.links())["a/x"][1] == hook.bodies[1]["streams"][0]["tail_offset"]
+
+
+@case
+async def test_done_acknowledges_nothing_of_a_stream_that_took_the_path_meanwhile() -> None:
+    hook = Slow(True)
+    async with running(hook) as here:
+        await here.webhook(pattern="a/*")
+        await here.create("a/x", "a long message of the first stream")
+        await until(lambda: bool(hook.bodies))
+        await here.streams.delete("a/x")
+        await here.create("a/x", "short")
+        hook.may_answer.set()
+        await settled(here)
+        _, body = hook.bodies
+        end = f"{'0' * 16}_{await here.tail('a/x'):016}"
+        (stream,) = body["streams"]
+        assert (stream["acked_offset"], stream["tail_offset"], stream["has_pending"]) == ("-1", end, True)
+        assert (await here.links())["a/x"] == ("glob", end)
+
+
+@case
 async def test_a_webhook_that_fails_is_tried_again_as_the_same_wake_with_what_came_since() -> None:
     hook = Hook(OSError("refused"), True)
     async with running(hook) as here:
@@ -310,6 +368,52 @@ async def test_workers_share_a_pull_wake() -> None:
         assert here.service.get("s").subscription.holder == "two", "an ack without done keeps the lease"
         assert (await here.post("release", again["token"], **wake)).status_code == 204
         assert here.service.get("s").subscription.holder is None
+
+
+@case
+async def test_an_ack_of_a_part_of_a_message_is_refused() -> None:
+    async with running() as here:
+        await here.put("s", type="pull-wake", pattern="a/*", wake_stream="wakes")
+        await here.create("a/x")
+        given = {b"content-type": "application/json"}
+        await here.streams.append(requests.append_of("a/x", given, b'["one", "two"]'))
+        claimed = (await here.post("claim", worker="one")).json()
+        wake = {"wake_id": claimed["wake_id"], "generation": claimed["generation"]}
+        statuses = []
+        for position in (3, len('"one",'), len('"one",') + 2, len('"one","two",')):
+            acks = [{"stream": "a/x", "offset": f"{'0' * 16}_{position:016}"}]
+            answer = await here.post("ack", claimed["token"], **wake, acks=acks)
+            statuses.append((answer.status_code, answer.json().get("error", {}).get("code")))
+        assert statuses == [(409, "INVALID_OFFSET"), (200, None)] * 2
+
+
+@case
+async def test_a_pattern_of_many_stars_delays_nothing() -> None:
+    async with running() as here:
+        await here.webhook(pattern="**/a/" * 8 + "b")
+        await here.create("/".join("a" * 200), 1)
+        assert await here.links() == {}
+
+
+def test_a_feed_gets_no_events_of_a_subscription_that_an_earlier_version_made(caplog: pytest.LogCaptureFixture) -> None:
+    config = Config("pull-wake", "a/*", (), None, "stores/tasks", 30_000, None)
+    made = Subscription("old", config, "2026-11-20T12:00:00Z", "http://here/v1/stream/")
+
+    async def run() -> None:
+        storage = MemoryStorage()
+        async with running(storage=storage) as here:
+            await here.streams.transact(lambda transaction: subscription_store.store(transaction, made, {}))
+            await here.create("stores/tasks", "the feed")
+        async with running(storage=storage) as here:
+            await here.create("a/x", 1)
+            await settled(here)
+            assert here.service.get("old").subscription.waits_for_claim
+            assert await here.messages("stores/tasks") == ["the feed"]
+            assert (await here.post("claim", id="old", worker="one")).status_code == 200
+
+    asyncio.run(run())
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "'old' has no events in its wake stream 'stores/tasks'" in said
 
 
 @case

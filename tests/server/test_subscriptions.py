@@ -38,6 +38,10 @@ ENDS = {"a/x": format_offset(10)}
         ("a/%2A", "a/*", True),
         ("a/%2a", "a/b", False),
         ("a.c", "abc", False),
+        ("a*", "ab", False),
+        ("%2A%2a", "**", True),
+        ("**/a/" * 100 + "b", "/".join("a" * 250), False),
+        ("**/*/" * 100 + "a", "/".join("a" * 250), True),
     ],
 )
 def test_patterns(pattern: str, path: str, expected: bool) -> None:
@@ -48,13 +52,14 @@ def naive(pattern: list[str], path: list[str]) -> bool:
     if not pattern:
         return not path
     if pattern[0] == "**":
-        return any(naive(pattern[1:], path[place:]) for place in range(len(path) + 1))
-    return bool(path) and pattern[0] in ("*", path[0]) and naive(pattern[1:], path[1:])
+        return naive(pattern[1:], path) or (any(path[:1]) and naive(pattern, path[1:]))
+    one = path[:1] == pattern[:1] or (pattern[0] == "*" and any(path[:1]))
+    return one and naive(pattern[1:], path[1:])
 
 
 @given(
-    st.lists(st.sampled_from(["*", "**", "a", "b"]), min_size=1, max_size=6),
-    st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=6),
+    st.lists(st.sampled_from(["*", "**", "a", "b", ""]), min_size=1, max_size=6),
+    st.lists(st.sampled_from(["a", "b", "c", ""]), min_size=1, max_size=6),
 )
 def test_patterns_mean_what_the_definition_says(pattern: list[str], path: list[str]) -> None:
     assert globs.matches("/".join(pattern), "/".join(path)) is naive(pattern, path)
@@ -174,6 +179,7 @@ def test_links_change_with_their_streams() -> None:
         ({"type": "email"}, "type is"),
         ({"pattern": 7}, "pattern is a string"),
         ({"pattern": None}, "a pattern, or streams"),
+        ({"pattern": "*/" * 750 + "ab"}, "at most 1500 characters"),
         ({"streams": "a"}, "streams is an array"),
         ({"streams": ["/"]}, "streams is an array"),
         ({"lease_ttl_ms": 999}, "lease_ttl_ms"),

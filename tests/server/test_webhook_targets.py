@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 from collections.abc import Iterator
@@ -145,6 +146,7 @@ def test_public_addresses_are_taken(address: str) -> None:
         "https://[::1/",
         "https://fe80::1%25eth0/",
         "hooks.example",
+        pytest.param("https://hooks.example/" + "a" * 8000, id="too long"),
     ],
 )
 def test_urls_that_are_refused(url: str) -> None:
@@ -192,11 +194,15 @@ def receiver(status: int, answer: bytes, location: str = "") -> Iterator[tuple[s
             body = self.rfile.read(int(self.headers["content-length"]))
             asked.append({"path": self.path, "body": body.decode(), **{k.lower(): v for k, v in self.headers.items()}})
             self.send_response(status)
+            content = answer
+            if "gzip" in self.headers.get("accept-encoding", ""):  # as many web servers do
+                content = gzip.compress(answer)
+                self.send_header("Content-Encoding", "gzip")
             if location:
                 self.send_header("Location", location)
-            self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(content)
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass
@@ -225,12 +231,13 @@ def posted(url: str) -> bool:
 
 def test_the_requests_that_are_posted() -> None:
     with receiver(200, json.dumps({"done": True}).encode()) as (url, asked):
-        assert posted(f"{url}/hook?a=b")
+        assert posted(f"{url}/hook?a=b"), "the answer is understood"
     (request,) = asked
     assert (request["path"], request["body"]) == ("/hook?a=b", '{"wake":1}')
     assert request["host"] == url.removeprefix("http://"), "the name, though the connection went to an address"
     assert request["webhook-signature"] == "t=1,kid=k,ed25519=s"
     assert request["content-type"] == "application/json"
+    assert request["accept-encoding"] == "identity"
 
 
 ANSWERS = {
@@ -257,3 +264,32 @@ def test_redirects_are_not_followed() -> None:
         posted(url)
     assert len(asked) == 1
     assert not reached
+
+
+def test_receivers_that_do_not_answer_delay_no_other_webhook() -> None:
+    async def attempted() -> None:
+        end = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"POST /hangs "):
+                await end.wait()
+            else:
+                writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        delivery = Delivery(allow_loopback=True)
+        hanging = [asyncio.create_task(delivery.post(f"{url}/hangs", b"{}", "")) for _ in range(150)]
+        await asyncio.sleep(0)  # they have begun, and come first
+        assert not await delivery.post(f"{url}/answers", b"{}", "")
+        assert not any(task.done() for task in hanging)
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+        end.set()
+        await delivery.close()
+        server.close()
+
+    asyncio.run(attempted())

@@ -31,5 +31,7 @@ def test_json_comes_back_as_it_was(value: object, indent: int | None, ascii: boo
     ends = list(json_mode.boundaries(record)) if record else [0]
     assert len(ends) == len(expected) + 1
     assert ends[-1] == len(record)
+    if record:
+        assert list(json_mode._divided(record)) == list(json_mode.messages(record))
     for count, end in enumerate(ends):
         assert json.loads(json_mode.array([record[:end]] if end else [])) == expected[:count]
