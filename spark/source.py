@@ -173,7 +173,7 @@ def narrowed(asked: Asked, filter: Any) -> Asked:
     if isinstance(filter, EqualTo):
         among = frozenset([filter.value])
     elif isinstance(filter, In):
-        among = frozenset(filter.value)
+        among = frozenset(value for value in filter.value if value is not None)  # nothing equals null
     if column == ("agent",) and among is not None:
         return replace(asked, agents=among if asked.agents is None else asked.agents & among)
     if column != ("id",):

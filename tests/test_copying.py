@@ -14,7 +14,7 @@ from opslog.backends import Backend, open_backend
 from opslog.bulk.copying import LOCK, check_apart, copy
 from opslog.cli.app import run
 from opslog.errors import RetryError
-from opslog.format.layout import STORE, manifest_path, segment_path, temporary_path
+from opslog.format.layout import STORE, archive_path, manifest_path, part_path, segment_path, temporary_path
 from opslog.verify.verify import verify
 from tests.support.bucket import BUCKETS, Bucket, Fault
 
@@ -161,6 +161,103 @@ def test_another_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(opslog.UsageError, match="is not that of the source"):
         copy(one, open_backend(tmp_path / "copy"))
     assert read(str(tmp_path / "copy")).keys() == {"one", "copy"}
+
+
+def interrupt_copy(source: Path, bucket: str) -> None:
+    """A copy that ends before the first manifest."""
+    storage = BUCKETS.setdefault(bucket.removeprefix("bucket://"), Bucket())
+
+    def refuse(request: Any) -> Fault | None:
+        return Fault("refused") if request.method == "put_new" and "/manifests/" in request.key else None
+
+    with storage.failing(refuse), pytest.raises(opslog.WriteFailedError):
+        copy(open_backend(source), open_backend(bucket))
+
+
+def test_a_copy_is_not_mixed_with_what_a_copy_of_another_store_left(tmp_path: Path, bucket: str) -> None:
+    for name in ("one", "other"):
+        with opslog.open(tmp_path / name, agent=name) as store:
+            store[name] = {}
+    interrupt_copy(tmp_path / "one", bucket)
+    target = open_backend(bucket)
+    left = files(target)
+    assert list(left) == [segment_path("one", 1)]
+    with pytest.raises(opslog.UsageError, match=rf"has {segment_path('one', 1)}, which no copy of .*other"):
+        copy(open_backend(tmp_path / "other"), target)
+    assert files(target) == left
+    assert copy(open_backend(tmp_path / "one"), target).report.problems == []
+    assert read(bucket).keys() == {"one"}
+
+
+def test_a_copy_goes_on_after_its_source_was_compacted(tmp_path: Path, bucket: str) -> None:
+    """What compactions of the source have collected since is deleted from the target."""
+    settings = opslog.Settings(undo_window=0, undo_ttl_seconds=0, grace_seconds=0)
+    source = tmp_path / "source"
+    with opslog.open(source, agent="old", settings=settings) as store:
+        store["x"] = {"by": "old"}
+        store["y"] = {"by": "old"}
+        store.compact()
+        store["z"] = {"by": "old"}
+        store.archive("by = old", "p")
+    interrupt_copy(source, bucket)
+    target = open_backend(bucket)
+    left = files(target)
+    with opslog.open(source, agent="new", compact_after=None) as store:
+        store["x"] = {"by": "new"}
+        for number in range(4):
+            store["number"] = {"number": number}
+            store.compact(full=True)
+    assert {path.split("/")[0] for path in left.keys() - files(open_backend(source))} == {"ops", "snapshots"}
+    assert copy(open_backend(source), target).report.problems == []
+    assert files(target) == files(open_backend(source))
+    assert read(bucket) == {"x": {"by": "new"}, "number": {"number": 3}}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "README.txt",
+        "ops/x.txt",
+        segment_path("a", 2),
+        segment_path("b", 1),
+        archive_path("p", "0123456789abcdef"),
+        part_path("00000000000000000002-0123456789abcdef", 0),
+        "staging/0123456789abcdef/rows.jsonl",
+        "removed/0123456789abcdef/x",
+        STORE,
+    ],
+)
+def test_a_file_that_no_copy_has_left_is_refused_by_its_name(tmp_path: Path, bucket: str, path: str) -> None:
+    with opslog.open(tmp_path, agent="a") as store:
+        store["x"] = {}
+    target = open_backend(bucket)
+    target.create(segment_path("a", 1), b"half a li")
+    target.create(path, b"something")
+    with pytest.raises(opslog.UsageError, match=rf"has {path}, which no copy of"):
+        copy(open_backend(tmp_path), target)
+    assert target.read(segment_path("a", 1)) == b"half a li"
+    assert target.read(path) == b"something"
+    assert target.list("manifests/") == []
+    target.delete([path])
+    assert copy(open_backend(tmp_path), target).report.ok
+
+
+def test_a_copy_with_writes_of_its_own_is_refused(tmp_path: Path) -> None:
+    """Under a new name, so that no file of the source has changed. What is no write does not matter: the copy's id, and
+    hidden files."""
+    with opslog.open(tmp_path / "source", agent="a") as store:
+        store["x"] = {}
+    source, target = open_backend(tmp_path / "source"), open_backend(tmp_path / "copy")
+    (tmp_path / "copy" / ".hidden").touch()
+    copy(source, target)
+    with opslog.open(target.url, agent="b") as store:
+        store.changes()
+        assert target.read(STORE)
+        assert copy(source, target).written == 0
+        store["y"] = {}
+    with pytest.raises(opslog.UsageError, match=rf"{segment_path('b', 1)}, .* was written since"):
+        copy(source, target)
+    assert read(target.url).keys() == {"x", "y"}
 
 
 def test_copying_refuses_a_missing_store_and_a_target_in_use(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 The copy has every commit that was acknowledged before it began, and some of those written meanwhile. Data is copied
 first and manifests last, so the target is not a store before it is whole. An interrupted copy can be continued: a file
-that exists is read back and compared.
+that exists is read back and compared. A file that no copy of the source left is refused: it may be a log of another
+store, whose documents the copy would then have.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from opslog.format.layout import (
     kind_of,
     manifest_path,
     run_of,
+    segment_of,
 )
 from opslog.format.manifest import Manifest, decode_manifest
 from opslog.snapshot.manifests import ManifestStore
@@ -63,7 +65,8 @@ def copy(
     :param progress: called with (bytes copied, bytes to copy at most).
     :param verifying: called with (bytes of the copy verified, bytes to verify).
     :raises NotFoundError: there is no store at the source.
-    :raises UsageError: the target is another store; or one of the two places lies in the other.
+    :raises UsageError: the target is another store, or has other files that no copy of the source left; or one of the
+        two places lies in the other.
     :raises LockedError: another process is copying to the target.
     :raises WriteFailedError: the target refused a write. Call it again to continue the copy.
     """
@@ -120,7 +123,7 @@ class _Work:
         ]
         self._check_target(manifests)
         needed = self._needed(decoded)
-        self._forget_others(needed)
+        self._delete_others({entry.path for entry in needed})
         # An earlier attempt that met a collected file may have copied much. Of those files, only logs can have grown.
         entries = [entry for entry in needed if self.done.get(entry.path, -1) < entry.size]
         total, copied = sum(entry.size for entry in needed), sum(self.done.values())
@@ -133,12 +136,41 @@ class _Work:
                     self._progress(copied, max(total, copied))
         return manifests
 
-    def _forget_others(self, needed: list[Entry]) -> None:
-        """Delete files that an earlier attempt copied and a compaction has replaced since."""
-        others = self.done.keys() - {entry.path for entry in needed}
-        self._target.delete(sorted(others))
+    def _delete_others(self, needed: set[str]) -> None:
+        """Delete files that an earlier attempt copied and a compaction has replaced since. In a whole store they stay,
+        as garbage.
+
+        :raises UsageError: the target has a file that no attempt copied. Nothing was deleted.
+        """
+        others = [path for path in self._existing if path not in needed and self._is_content(path)]
+        if not others:
+            return
+        # Read after the source was listed. So its cut is behind every commit of a file that was collected before.
+        newest = ManifestStore(self._source).newest()
         for path in others:
-            del self.done[path], self._existing[path]
+            if not _was_replaced(path, newest):
+                raise UsageError(
+                    f"{self._target.url} has {path}, which no copy of {self._source.url} has left there: it is from "
+                    "another store or from something else, or was written since. Copy to a place of its own; or delete "
+                    "the file, if nobody needs it"
+                )
+        for path in others:
+            self.done.pop(path, None)
+        if not self._is_store:
+            self._target.delete(others)
+            for path in others:
+                del self._existing[path]
+
+    def _is_content(self, path: str) -> bool:
+        """Whether a file of the target is neither a manifest, which `_check_target` compares, nor one that is there for
+        a reason of its own: a lock, a file that a killed copy left unfinished, in a whole store its id and what a
+        repair moved aside, or a hidden file, which systems and tools put anywhere."""
+        kind = kind_of(path)
+        if kind in (Kind.STORE, Kind.REMOVED):
+            return not self._is_store
+        if kind is Kind.FOREIGN:
+            return "/." not in f"/{path}"
+        return kind not in (Kind.MANIFEST, Kind.LOCK, Kind.TEMPORARY)
 
     def _needed(self, manifests: list[Manifest]) -> list[Entry]:
         """Segments, archives, and the runs that manifests name; no unfinished, removed or foreign files."""
@@ -182,3 +214,13 @@ class _Work:
         if self._is_store:
             raise UsageError(f"{path} of {self._target.url} is not that of the source: copy to a place of its own")
         return True
+
+
+def _was_replaced(path: str, newest: Manifest) -> bool:
+    """Whether a copy of a store with this newest manifest may have left a file that the store no longer has: a segment
+    whose commits are all compacted, or a part of a run. Archives are never deleted."""
+    if (segment := segment_of(path)) is not None:
+        agent, number = segment
+        return agent in newest.cut and number < newest.cut[agent].segment
+    run = run_of(path)
+    return run is not None and run[1] <= newest.number

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-import orjson
 import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
@@ -25,7 +24,8 @@ from pyspark.sql.types import (
 
 from opslog.errors import InvalidDocumentError, OpslogError, UsageError
 from opslog.format.commits import DeleteOp, SetOp, Stamp
-from opslog.format.documents import check_id, encode
+from opslog.format.documents import check_id, check_version, encode
+from opslog.format.exact import UNREADABLE, InexactError, load_document
 
 Op = SetOp | DeleteOp
 
@@ -35,7 +35,9 @@ _STATE = ("id", "data", "clock", "agent", "ts", "v", "by", "tx")
 # Columns of a row beside its document: the op to write, and the stamp that the document must have.
 _OWN = ("_op", "_if_stamp")
 
-_JSON = (BooleanType, ByteType, DoubleType, FloatType, IntegerType, LongType, NullType, ShortType, StringType)
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+
+_JSON = (*_INTEGERS, BooleanType, DoubleType, FloatType, NullType, StringType)
 
 
 class Columns(msgspec.Struct, frozen=True):
@@ -54,6 +56,7 @@ class Columns(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, schema: StructType) -> Columns:
         """:raises UsageError: rows with these columns are not documents; the error names the column that is wrong."""
+        _check_names(schema, "the table")
         types = {field.name: field.dataType for field in schema.fields}
         for name in ("id", *_OWN):
             if not isinstance(types.get(name, StringType() if name in _OWN else None), StringType):
@@ -74,6 +77,10 @@ class Columns(msgspec.Struct, frozen=True):
             if not isinstance(types["data"], StructType):
                 raise UsageError(f"data is a document: JSON text or a struct, not {types['data'].simpleString()}")
             _check_type(types["data"], "data")
+        if "v" in types and not isinstance(types["v"], _INTEGERS):
+            raise UsageError(
+                f"beside data, v is the schema version of a document: an integer, not {types['v'].simpleString()}"
+            )
         return cls((), is_text, "_op" in types, "v" in types, "_if_stamp" in types)
 
     def ops(self, batch: pa.RecordBatch) -> Iterator[Op]:
@@ -82,7 +89,7 @@ class Columns(msgspec.Struct, frozen=True):
         :raises UsageError: a row cannot be written; the error names its id.
         :raises InvalidDocumentError: likewise.
         """
-        columns = {name: batch.column(name).to_pylist() for name in self._needed()}
+        columns = {name: self._values(batch, name) for name in self._needed()}
         for values in zip(*columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
             try:
@@ -99,9 +106,9 @@ class Columns(msgspec.Struct, frozen=True):
         """
         if not self.has_stamp:
             return [None] * batch.num_rows
-        found: list[str | None] = batch.column("_if_stamp").to_pylist()
-        words = batch.column("_op").to_pylist() if self.has_op else ["set"] * len(found)
-        for id, word, text in zip(batch.column("id").to_pylist(), words, found, strict=True):
+        found: list[str | None] = self._values(batch, "_if_stamp")
+        words = self._values(batch, "_op") if self.has_op else ["set"] * len(found)
+        for id, word, text in zip(self._values(batch, "id"), words, found, strict=True):
             try:
                 if text is not None:
                     Stamp.parse(text)
@@ -110,6 +117,20 @@ class Columns(msgspec.Struct, frozen=True):
             except UsageError as error:
                 raise UsageError(f"row {id!r}: {error}") from error
         return found
+
+    def _values(self, batch: pa.RecordBatch, name: str) -> list[Any]:
+        """A column's values. The JSON text of documents is returned as bytes.
+
+        :raises UsageError: a text is not UTF-8. Spark does not check that of its strings.
+        """
+        column = batch.column(name)
+        if self.is_text and name == "data":
+            column = column.cast(pa.binary())
+        try:
+            values: list[Any] = column.to_pylist()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"the column {name} has a text that is not UTF-8: {error.object!r:.80}") from error
+        return values
 
     def _needed(self) -> Sequence[str]:
         document = self.fields or ("data",)
@@ -122,29 +143,41 @@ class Columns(msgspec.Struct, frozen=True):
             return DeleteOp(id)
         if op != "set":
             raise UsageError(f"_op is 'set' or 'delete', not {op!r}")
-        version = (row["v"] or 1) if self.has_version else 1
+        version = check_version(row["v"]) if self.has_version and row["v"] is not None else 1
         if self.is_text:
             return SetOp(id, msgspec.Raw(_one_line(row["data"])), version)
         document = {name: row[name] for name in self.fields} if self.fields else row["data"]
         return SetOp(id, msgspec.Raw(encode(document)), version)
 
 
-def _one_line(text: str | None) -> bytes:
-    """JSON text on one line: without white space between tokens, and otherwise unchanged, with every digit."""
+def _one_line(text: bytes | None) -> bytes:
+    """JSON text on one line: without white space between tokens, and otherwise unchanged, with every digit.
+
+    :raises InvalidDocumentError: it is null, or readers of the store would refuse it.
+    """
     if text is None:
         raise InvalidDocumentError("data is null; a row that deletes says so in a column _op")
     try:
-        line = msgspec.json.format(text.encode(), indent=-1)
-        document = orjson.loads(line)
-    except (msgspec.DecodeError, ValueError) as error:
+        line = msgspec.json.format(text, indent=-1)
+        load_document(line)
+    except UNREADABLE as error:
         raise InvalidDocumentError(f"data is no JSON text: {error}") from error
-    if not isinstance(document, dict):
-        raise InvalidDocumentError(f"data is a JSON object, not {type(document).__name__}")
+    except InexactError as error:
+        raise InvalidDocumentError(f"data is no JSON object that can be stored exactly: {error}") from error
     return line
+
+
+def _check_names(type: StructType, place: str) -> None:
+    """:raises UsageError: two columns or fields have one name."""
+    names = type.fieldNames()
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{place} has the name {name} twice, and only one of the values could be kept")
 
 
 def _check_type(type: DataType, place: str) -> None:
     if isinstance(type, StructType):
+        _check_names(type, place)
         for field in type.fields:
             _check_type(field.dataType, f"{place}.{field.name}")
     elif isinstance(type, ArrayType):

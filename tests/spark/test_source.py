@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import In
 
 import opslog
 from opslog.archive import list_periods, read_archive
@@ -20,6 +21,9 @@ from opslog.format.commits import Undo
 from opslog.spark import replay
 from opslog.spark.read import replaying
 from opslog.spark.read.planning import survey_state
+from opslog.spark.read.ranges import IdRange
+from opslog.spark.read.views import EVERYTHING
+from opslog.spark.source import narrowed
 from tests.support.random_stores import live, row, state, tear
 
 
@@ -153,6 +157,7 @@ CONDITIONS = [
     "id LIKE 'task-1%'",
     "agent IN ('last', 'C')",
     "id > 'task-1' AND id <= 'task-15' AND agent <> 'C'",
+    "id IN ('task-03', NULL) AND agent IN ('last', NULL)",
 ]
 
 
@@ -172,6 +177,14 @@ def test_filters(spark: SparkSession, store: str, view: str) -> None:
     pushed = found([read(spark, store, view=view, pushdown="true") for _ in CONDITIONS])
     assert pushed == found([read(spark, store, view=view)] * len(CONDITIONS))
     assert {row[0] for row in pushed} == {*CONDITIONS} - {"id = 'none'"}
+
+
+def test_nothing_equals_null() -> None:
+    ids, agents = In(("id",), ("b", None, "a")), In(("agent",), (None, "x"))
+    asked = narrowed(narrowed(EVERYTHING, ids), agents)
+    assert (asked.one_of, asked.agents) == ({"a", "b"}, {"x"})
+    assert asked.ids == IdRange("a", "b\0")
+    assert narrowed(EVERYTHING, In(("id",), (None,))).one_of == frozenset()
 
 
 @pytest.mark.parametrize("s3_server", ["moto"], indirect=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,9 @@ from pyspark.sql.types import StringType, StructField, StructType, _parse_dataty
 import opslog
 from opslog.backends import open_backend
 from opslog.compaction.garbage import STAGED_SECONDS, find_garbage
+from opslog.environment import REAL
 from opslog.format.commits import DeleteOp
+from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.source import DefaultSource
 from opslog.spark.write import writing
 from opslog.spark.write.rows import Columns
@@ -340,6 +343,10 @@ def test_another_run_of_the_same_job_is_noticed_before_it_begins(
         ("id string, data struct<a: array<decimal(3,1)>>", r"data.a\[\]"),
         ("id string, _op int, n int", "_op"),
         ("id string, _if_stamp long, n int", "_if_stamp"),
+        ("id string, data string, v string", "v is the schema version .* not string"),
+        ("id string, data struct<a: int>, v double", "v is the schema version .* not double"),
+        ("id string, n int, n int", "the table has the name n twice"),
+        ("id string, data struct<a: array<struct<n: int, n: int>>>", r"data.a\[\] has the name n twice"),
     ],
 )
 def test_columns_that_are_no_documents_are_refused(spark: SparkSession, columns: str, message: str) -> None:
@@ -357,6 +364,12 @@ def test_columns_that_are_no_documents_are_refused(spark: SparkSession, columns:
         ({"id": "a", "data": "[]"}, "object"),
         ({"id": "a", "data": "{"}, "JSON"),
         ({"id": "a", "data": '{"a":"\\ud800"}'}, "JSON"),
+        ({"id": "a", "data": '{"n":18446744073709551616}'}, "64-bit"),
+        ({"id": "a", "data": '{"n":-9223372036854775809}'}, "64-bit"),
+        ({"id": "a", "data": '{"n":1e999}'}, "range of a double"),
+        ({"id": "a", "data": '{"n":1,"n":1}'}, "the name 'n' twice"),
+        ({"id": "a", "data": '{"a":' * 255 + "1" + "}" * 255}, "Recursion"),
+        ({"id": "a", "data": "[" * 100_000}, "recursion"),
         ({"id": "a", "data": "{}", "_op": "upsert"}, "upsert"),
     ],
 )
@@ -367,11 +380,47 @@ def test_rows_that_cannot_be_written_are_named(row: dict[str, Any], message: str
     assert repr(row["id"]) in str(caught.value)
 
 
+@pytest.mark.parametrize("version", [0, -1])
+def test_versions_that_no_document_can_have_are_refused(version: int) -> None:
+    batch = pa.record_batch({"id": ["a"], "data": ["{}"], "v": pa.array([version], pa.int64())})
+    with pytest.raises(opslog.UsageError, match=f"row 'a': a schema version is an integer from 1 .*, not {version}"):
+        list(Columns(is_text=True, has_version=True).ops(batch))
+
+
+def test_texts_that_are_not_utf8_are_refused() -> None:
+    """Spark makes them, for example by a cast of bytes."""
+    bad = pa.array([b'{"a":"\xff"}'], pa.binary()).view(pa.string())
+    with pytest.raises(opslog.InvalidDocumentError, match="row 'a': data is no JSON"):
+        list(Columns(is_text=True).ops(pa.record_batch({"id": ["a"], "data": bad})))
+    for columns, batch in (
+        (Columns(is_text=True), pa.record_batch({"id": bad, "data": ["{}"]})),
+        (Columns(("n",)), pa.record_batch({"id": ["a"], "n": bad})),
+    ):
+        with pytest.raises(opslog.UsageError, match=r"the column (?:id|n) has a text that is not UTF-8: .*xff"):
+            list(columns.ops(batch))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"n":18446744073709551615,"m":-9223372036854775808}', '{"a":' * 254 + "1" + "}" * 254],
+    ids=["wide", "deep"],
+)
+def test_the_largest_documents_can_be_read(tmp_path: Path, text: str) -> None:
+    backend = open_backend(str(tmp_path))
+    ManifestStore(backend).create_first(opslog.Settings(), REAL)
+    with closing(writing.Log(backend, "etl")) as log:
+        log.append(list(Columns(is_text=True).ops(pa.record_batch({"id": ["a"], "data": [text]}))))
+    backend.close()
+    assert documents(tmp_path) == {"a": json.loads(text)}
+    check_clean(tmp_path)
+
+
 def test_text_comes_back_as_it_is() -> None:
-    text = '{ "z":1.0, "a":1, "big":123456789012345678901234567890,\n "e":1e2, "s":"\\u00fc ü" }'
+    text = '{ "z":1.0, "a":1, "big":18446744073709551615,\n "e":1e2, "s":"\\u00fc ü", "digits":0.10000000000000000001 }'
     batch = pa.record_batch({"id": ["a"], "data": [text], "v": pa.array([7], pa.int64())})
     (op,) = Columns(is_text=True, has_version=True).ops(batch)
     assert not isinstance(op, DeleteOp)
-    assert bytes(op.data).decode() == '{"z":1.0,"a":1,"big":123456789012345678901234567890,"e":1e2,"s":"\\u00fc ü"}'
+    stored = '{"z":1.0,"a":1,"big":18446744073709551615,"e":1e2,"s":"\\u00fc ü","digits":0.10000000000000000001}'
+    assert bytes(op.data).decode() == stored
     assert op.v == 7
     assert json.loads(bytes(op.data)) == json.loads(text)
