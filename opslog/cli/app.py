@@ -10,7 +10,7 @@ from importlib import import_module
 import click
 
 import opslog
-from opslog.cli.output import report, report_conflict, report_error
+from opslog.cli.output import on_stderr, report, report_conflict, report_error
 from opslog.cli.session import Session, common_options
 from opslog.errors import ConflictError, MissingStoreError, NotFoundError, OpslogError, UsageError
 
@@ -87,7 +87,8 @@ def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog
 
             return shell_complete(app, {"obj": session}, program, COMPLETE, os.environ[COMPLETE])
         if not arguments:
-            click.echo(app.get_help(click.Context(app, info_name=program)), err=True)
+            with on_stderr():
+                click.echo(app.get_help(click.Context(app, info_name=program)), err=True)
             return USAGE
         # Not app.main, which has ways of its own with interrupts and closed pipes.
         with app.make_context(program, list(arguments), obj=session) as context:
@@ -120,7 +121,8 @@ def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog
     except Exception:  # noqa: BLE001  # reported in full; but as Python's own exit code, 1, a script would take it for "no"
         import traceback
 
-        traceback.print_exc()
+        with on_stderr():
+            traceback.print_exc()
         return FAILED
 
 
@@ -128,5 +130,6 @@ def _report_usage(error: click.ClickException, session: Session) -> int:
     if session.json:
         report(session, "UsageError", error.format_message())
     else:
-        error.show()
+        with on_stderr():
+            error.show()
     return USAGE

@@ -9,14 +9,13 @@ import click
 
 from opslog.cli.output import write
 from opslog.cli.session import JSON, Session, StoreCommand
+from opslog.cli.values import Number
 
 _SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command("demo", cls=StoreCommand, options=JSON)
-@click.option(
-    "--seconds", type=click.FloatRange(1, 3600), default=12, show_default=True, help="How long the agents write."
-)
+@click.option("--seconds", type=Number(1, 3600), default=12, show_default=True, help="How long the agents write.")
 @click.option("--agents", type=click.IntRange(2, 64), default=4, show_default=True, help="How many write at once.")
 @click.option(
     "--directory",

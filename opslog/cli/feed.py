@@ -13,12 +13,13 @@ import orjson
 import opslog
 from opslog.cli.output import id_text, is_terminal, rows, wait_while_read, write, write_json
 from opslog.cli.session import READS, Session, StoreCommand, every_option
+from opslog.cli.values import Count
 from opslog.environment import REAL
 
 
 @click.command("changes", cls=StoreCommand, options=READS)
 @click.option("--since", metavar="TOKEN", help="Begin where an earlier call ended; default: everything there is.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after about N commits.")
+@click.option("--limit", type=Count(1), metavar="N", help="Stop after about N commits.")
 @click.option("--follow", is_flag=True, help="Continue until Ctrl-C.")
 @every_option("How often --follow asks.")
 @click.pass_obj

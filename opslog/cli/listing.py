@@ -10,7 +10,7 @@ import orjson
 
 from opslog.cli.output import answer, documents, id_text, rows, write_json
 from opslog.cli.session import READS, Session, StoreCommand
-from opslog.cli.values import as_of_option, columns_option, order, path, where_option
+from opslog.cli.values import Count, as_of_option, columns_option, order, path, where_option
 from opslog.format.commits import Set
 from opslog.format.documents import Document
 from opslog.query.conditions import Condition, paths_of
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     help="In order of this field; may be repeated. Default: in order of id.",
 )
 @click.option("--desc", is_flag=True, help="Reverse the order.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N documents.")
-@click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N.")
+@click.option("--limit", type=Count(), metavar="N", help="At most N documents.")
+@click.option("--offset", type=Count(), default=0, metavar="N", help="Skip the first N.")
 @click.option("--ids", is_flag=True, help="Only the ids.")
 @columns_option
 @click.option("--stamp", is_flag=True, help="Print stamp and author after the id, as get does.")

@@ -57,7 +57,7 @@ def mcp_command(
         raise click.UsageError("--memory-file goes with --memory")
     offer = Offer(
         url=session.url,
-        agent="mcp" if session.agent == "main" else session.agent,
+        agent="mcp" if session.agent is None else session.agent,
         read_only=read_only,
         tools=None if tools is None else [name.strip() for name in tools.split(",") if name.strip()],
         memory=memory,

@@ -10,7 +10,8 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from itertools import chain, islice
@@ -72,9 +73,21 @@ def wait_while_read(seconds: float) -> None:
         REAL.sleep(seconds)  # a system that cannot poll this kind of file
 
 
+@contextmanager
+def on_stderr() -> Iterator[None]:
+    """A block that prints on stderr. If that cannot be written, the command continues, because its exit code says how
+    it ends."""
+    try:
+        yield
+    except OSError:
+        # What is buffered must not fail again when the interpreter exits, which would change the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 def say(message: str) -> None:
     """Print a message for a person, on stderr."""
-    click.echo(f"opslog: {one_line(message)}", err=True)
+    with on_stderr():
+        click.echo(f"opslog: {one_line(message)}", err=True)
 
 
 def report(session: Session, name: str, message: str, **details: object) -> None:
@@ -85,7 +98,8 @@ def report(session: Session, name: str, message: str, **details: object) -> None
     result = {"error": name, "message": unicode_text(message)} | {
         key: unicode_text(value) if isinstance(value, str) else value for key, value in details.items()
     }
-    click.echo(orjson.dumps(result), err=True)
+    with on_stderr():
+        click.echo(orjson.dumps(result), err=True)
 
 
 def report_error(session: Session, error: OpslogError, code: int, **details: object) -> int:

@@ -26,13 +26,13 @@ from opslog.cli.output import (
     write_json,
 )
 from opslog.cli.session import READS, Session, StoreCommand, complete_id, every_option
-from opslog.cli.values import columns_option, document_id
+from opslog.cli.values import Count, columns_option, document_id
 from opslog.environment import REAL
 from opslog.format.commits import SetOp, described_line
 from opslog.query.paths import Path
 
 _limit_option = click.option(
-    "--limit", type=click.IntRange(min=0), metavar="N", help="Only the newest N of them, still oldest first."
+    "--limit", type=Count(), metavar="N", help="Only the newest N of them, still oldest first."
 )
 
 
@@ -64,7 +64,7 @@ def history_command(session: Session, id: str, columns: Sequence[Path] | None, l
 
 
 @click.command("ops", cls=StoreCommand, options=READS)
-@click.option("--since", type=click.IntRange(min=0), metavar="CLOCK", help="Only commits with a greater clock.")
+@click.option("--since", type=Count(), metavar="CLOCK", help="Only commits with a greater clock.")
 @click.option("--by", metavar="NAME", help="Only commits that this agent made.")
 @_limit_option
 @click.pass_obj

@@ -10,6 +10,7 @@ import click
 
 from opslog.cli.output import say
 from opslog.cli.session import JSON, Session, StoreCommand, log_level_option
+from opslog.cli.values import Count, Number
 
 if TYPE_CHECKING:
     from opslog.server.protocol.cursors import Cursors
@@ -35,27 +36,23 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--anyone", is_flag=True, help="Without tokens: let everybody who reaches this address read and write.")
 @click.option("--tls-certificate", type=_FILE, help="Certificate chain in PEM; needs --tls-key.")
 @click.option("--tls-key", type=_FILE, help="Private key in PEM.")
-@click.option("--max-body-bytes", type=click.IntRange(1), default=16 * 1024**2, show_default=True, help="Of an append.")
+@click.option("--max-body-bytes", type=Count(1), default=16 * 1024**2, show_default=True, help="Of an append.")
 @click.option(
     "--max-buffered-bytes",
-    type=click.IntRange(1),
+    type=Count(1),
     default=256 * 1024**2,
     show_default=True,
     help="Of all requests that are not answered yet.",
 )
-@click.option("--max-connections", type=click.IntRange(1), default=10_000, show_default=True, help="More get 503.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests a second that one client may make.")
-@click.option(
-    "--long-poll-seconds", type=click.FloatRange(0.1, 600), default=30, show_default=True, help="How long one waits."
-)
-@click.option(
-    "--sse-seconds", type=click.FloatRange(1, 86_400), default=60, show_default=True, help="How long one lasts."
-)
-@click.option("--retain-bytes", type=click.IntRange(1), help="Keep so much of each stream; older data is deleted.")
+@click.option("--max-connections", type=Count(1), default=10_000, show_default=True, help="More get 503.")
+@click.option("--rate", type=Number(0.001, 1_000_000), help="Requests a second that one client may make.")
+@click.option("--long-poll-seconds", type=Number(0.1, 600), default=30, show_default=True, help="How long one waits.")
+@click.option("--sse-seconds", type=Number(1, 86_400), default=60, show_default=True, help="How long one lasts.")
+@click.option("--retain-bytes", type=Count(1), help="Keep so much of each stream; older data is deleted.")
 @click.option("--compression/--no-compression", default=True, show_default=True, help="For clients that accept it.")
 @click.option(
     "--cursor-seconds",
-    type=click.FloatRange(0.1, 86_400),
+    type=Number(0.1, 86_400),
     default=20,
     show_default=True,
     help="How long the cursor of live reads stays the same.",
@@ -67,14 +64,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--rotate-keys", is_flag=True, help="Replace the key that signs webhooks; the old one stays published.")
 @click.option(
     "--feed-seconds",
-    type=click.FloatRange(0.01, 3600),
+    type=Number(0.01, 3600),
     default=0.5,
     show_default=True,
     help="How often stores are asked for what other processes wrote, for their feeds.",
 )
 @click.option(
     "--feed-snapshot-bytes",
-    type=click.IntRange(1),
+    type=Count(1),
     default=4 * 1024**2,
     show_default=True,
     help="How much a feed grows, at the least, before it begins with a new snapshot.",
@@ -129,7 +126,7 @@ def serve_command(session: Session, /, **given: Any) -> None:
     )
     tokens = None if given["tokens"] is None else Tokens.load(given["tokens"])
     application = app(
-        given["data"], shards=given["shards"], tokens=tokens, options=options, stores=stores, agent=session.agent
+        given["data"], shards=given["shards"], tokens=tokens, options=options, stores=stores, agent=session.author
     )
     serve(application, address, faults=given["faults"])
 

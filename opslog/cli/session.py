@@ -12,6 +12,7 @@ import msgspec
 
 import opslog
 from opslog.backends import Backend, open_backend
+from opslog.cli.values import Number
 from opslog.environment import REAL, Environment
 from opslog.format.documents import Document
 from opslog.snapshot.manifests import ManifestStore
@@ -24,13 +25,18 @@ class Session(msgspec.Struct):
     """The common options of one call.
 
     :ivar store: a directory or URL.
-    :ivar agent: the name to write under.
+    :ivar agent: the name that was given to write under; None: none was given.
     :ivar json: whether a program reads the output.
     """
 
     store: str | None = None
-    agent: str = "main"
+    agent: str | None = None
     json: bool = False
+
+    @property
+    def author(self) -> str:
+        """The name to write under."""
+        return "main" if self.agent is None else self.agent
 
     @property
     def url(self) -> str:
@@ -57,7 +63,7 @@ class Session(msgspec.Struct):
         if not create:
             with self.existing():
                 pass
-        return opslog.open(self.url, agent=self.agent, version=None, compact_after=None)
+        return opslog.open(self.url, agent=self.author, version=None, compact_after=None)
 
     @contextmanager
     def storage(self, *, create: bool = False) -> Iterator[Backend]:
@@ -140,7 +146,7 @@ log_level_option = click.option(
 def every_option(what: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
     """The option of commands that follow a store. `what` is its help."""
     return click.option(
-        "--every", type=click.FloatRange(min=0.01), default=0.2, show_default=True, metavar="SECONDS", help=what
+        "--every", type=Number(0.01, 86_400), default=0.2, show_default=True, metavar="SECONDS", help=what
     )
 
 

@@ -100,12 +100,14 @@ def import_command(
         commits = _begun(found.commits)
         backend = opened.enter_context(session.storage(create=True))
         step = opened.enter_context(progress(session)).step("importing", found.unit)
-        done = ingest(backend, commits, agent=session.agent, progress=_advancing(step, found))
+        done = ingest(backend, commits, agent=session.author, progress=_advancing(step, found))
         archived: dict[str, int] = {}
         if archives and directory is not None:
             from opslog.importers.backlog import read_backlog_archives
 
-            archived = ingest_archives(backend, read_backlog_archives(directory), agent=session.agent, clock=done.clock)
+            archived = ingest_archives(
+                backend, read_backlog_archives(directory), agent=session.author, clock=done.clock
+            )
     result = {
         "commits": done.commits,
         "ops": done.ops,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +30,34 @@ _UNITS = {
 }
 # A hundred years. A time that long ago is still a date.
 _LONGEST = timedelta(days=36_500)
+# Far beyond what can be counted, and yet the sum of two of them has no more than the 64 bits that iterators take.
+_COUNT_MAX = 2**53 - 1
+
+
+class Count(click.IntRange):
+    """A whole number: of things, or of bytes.
+
+    :param min: the smallest.
+    """
+
+    def __init__(self, min: int = 0) -> None:
+        super().__init__(min)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number: int = super().convert(value, param, ctx)
+        if number > _COUNT_MAX:
+            self.fail(f"{value} is more than {_COUNT_MAX}, the largest number that is possible here.", param, ctx)
+        return number
+
+
+class Number(click.FloatRange):
+    """A number in a range. NaN is in none, though click accepts it in each."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
 
 
 def document_id(text: str) -> str:

@@ -94,7 +94,7 @@ def undo_command(session: Session) -> int:
         ]
         write_json({"undone": undone.undone, "documents": documents})
     elif not undone.undone:
-        say(f"agent {session.agent!r} has nothing left to undo; --agent names another")
+        say(f"agent {session.author!r} has nothing left to undo; --agent names another")
     else:
         lines = [[id_text(id), "deleted" if record is None else bytes(record.data).decode()] for id, record in now]
         rows(["id", "document now"], lines)

@@ -9,9 +9,11 @@ from itertools import islice
 import msgspec
 
 from opslog.doors.values import AgentSeen, Description, FieldSeen
+from opslog.errors import QueryError
 from opslog.format.documents import Document
 from opslog.format.layout import TRANSACTIONS
 from opslog.query.paths import Path
+from opslog.query.text import parse_text
 from opslog.replica.state import State
 from opslog.store import Store, replica_of
 
@@ -43,7 +45,7 @@ def described(store: Store[Document], author: str | None) -> Description:
         agent=author,
         agents=[AgentSeen(name, clock) for name, clock in agents[:_AGENTS]],
         more_agents=max(0, len(agents) - _AGENTS),
-        fields=[FieldSeen(path, count, sorted(types[path])) for path, count in counts.most_common(_FIELDS)],
+        fields=[FieldSeen(_quoted(path), count, sorted(types[path])) for path, count in counts.most_common(_FIELDS)],
         sampled=sampled,
         ids=ids,
         settings=msgspec.structs.asdict(replica.state.manifest.settings),
@@ -74,3 +76,12 @@ def _fields(document: Document) -> Iterator[tuple[str, str]]:
 
 def _path_of(name: str) -> str:
     return str(Path((name,)))
+
+
+def _quoted(path: str) -> str:
+    """The path as it may stand in a condition, too. There a name that is a word of the language needs quotes."""
+    try:
+        parse_text(f"exists {path}")
+    except QueryError:
+        return f'"{path}"'
+    return path

@@ -37,12 +37,13 @@ class Claimed(msgspec.Struct, frozen=True, omit_defaults=True):
 
     :ivar claimed: whether you hold the document now.
     :ivar id: of the document; empty if none was free.
-    :ivar data: the document as it is now; None: there is no such document.
+    :ivar data: the document as it is now; None: there is no such document, or `note` says why it is left out.
     :ivar stamp: of the document.
     :ivar key: renews and releases the claim.
     :ivar seconds: how long the claim lasts unless it is renewed; also if somebody else holds the document.
     :ivar holder: who holds it.
     :ivar token: grows with each claim, over all holders, so that other systems can refuse late workers.
+    :ivar note: why `data` is left out, if it is.
     """
 
     claimed: bool
@@ -53,6 +54,7 @@ class Claimed(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
     holder: str | None = None
     token: int | None = None
+    note: str | None = None
 
 
 class _Named:

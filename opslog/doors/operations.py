@@ -215,12 +215,9 @@ class Operations:
         :raises ConflictError: a document has another stamp; `id` and `record` say which one. Nothing was written.
         :raises ExistsError: a document to create exists.
         :raises NotFoundError: a document to delete does not exist.
+        :raises UsageError: an op lacks its document, or would create one that an op before it writes.
         """
-        for op in ops:
-            if (op.data is None) != (op.op == "delete"):
-                needed = "takes no data" if op.op == "delete" else "needs the document, in data"
-                raise UsageError(f"{op.op} of {op.id!r} {needed}")
-
+        _check(ops)
         ids = list(dict.fromkeys(op.id for op in ops))
         if self._plain and not expect and not any(_has_condition(op) for op in ops):
             return Written(ids, self._write_plain(ops))
@@ -513,6 +510,27 @@ def _within(items: list[Entry], max_bytes: int) -> list[Entry]:
         if number and size > max_bytes:
             return items[:number]
     return items
+
+
+def _check(ops: Sequence[Op]) -> None:
+    """Check what is wrong whatever the documents are.
+
+    :raises UsageError: as of `Operations.transact`.
+    """
+    written: set[str] = set()
+    for op in ops:
+        if (op.data is None) != (op.op == "delete"):
+            needed = "takes no data" if op.op == "delete" else "needs the document, in data"
+            raise UsageError(f"{op.op} of {op.id!r} {needed}")
+        # Not an ExistsError, which would show what is there: that document would never be written.
+        if op.op == "create" and op.id in written:
+            raise UsageError(
+                f"create of {op.id!r}: an op before it in the same request writes that document. Nothing was written"
+            )
+        if op.data is None:
+            written.discard(op.id)
+        else:
+            written.add(op.id)
 
 
 def _has_condition(op: Op) -> bool:

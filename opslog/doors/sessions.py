@@ -15,6 +15,8 @@ from opslog.opening import open as open_store
 from opslog.store import Store
 
 _HOST_MAX = 40
+# The longest name that `check_agent` accepts.
+_AGENT_MAX = 128
 _UNUSABLE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -25,8 +27,14 @@ def session_name(base: str) -> str:
     :raises InvalidNameError: no agent can have such a name.
     """
     host = _UNUSABLE.sub("-", socket.gethostname().partition(".")[0])[:_HOST_MAX] or "host"
+    rest = f".{host}.{os.getpid()}.{REAL.nonce()[:8]}"
+    if len(base) > (longest := _AGENT_MAX - len(rest)):
+        raise InvalidNameError(
+            f"no session can be called {base!r}: host, process and a random part follow, so on this machine the name "
+            f"has at most {longest} characters"
+        )
     try:
-        return check_agent(".".join([base, host, str(os.getpid()), REAL.nonce()[:8]]))
+        return check_agent(base + rest)
     except InvalidNameError as error:
         raise InvalidNameError(f"no session can be called {base!r}: {error}") from error
 

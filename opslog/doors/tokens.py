@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Literal
@@ -89,6 +90,12 @@ class Tokens:
             if token.agent is not None:
                 check_agent(token.agent)
         return cls(tokens)
+
+    def authors(self, path: str) -> Iterator[tuple[str, str]]:
+        """The name and the author of each token that may write to a path."""
+        for token in self._tokens.values():
+            if token.covers(path, "write") and (author := token.author()) is not None:
+                yield token.name, author
 
     def find(self, authorization: str | None) -> Token | None:
         """The token of a request; None: it has none that is known.

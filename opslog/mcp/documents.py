@@ -96,10 +96,15 @@ class ModifyIn(msgspec.Struct, forbid_unknown_fields=True):
     if_stamp: IfStamp = msgspec.UNSET
 
 
-class Modified(msgspec.Struct, frozen=True):
+class Modified(msgspec.Struct, frozen=True, omit_defaults=True):
+    """:ivar data: the document as it is now; missing if `note` says why.
+    :ivar note: why `data` is left out, if it is.
+    """
+
     id: str
     stamp: str | None
-    data: Document
+    data: Document | None = None
+    note: str | None = None
 
 
 class DeleteIn(msgspec.Struct, forbid_unknown_fields=True):

@@ -13,7 +13,6 @@ import anyio.to_thread
 import msgspec
 import uvicorn
 from mcp.server.lowlevel import Server
-from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,14 +22,15 @@ from opslog.doors.access import App, accounted
 from opslog.doors.metrics import CONTENT_TYPE, DoorMetrics, Doors, exposition, figures_of
 from opslog.doors.operations import Operations
 from opslog.doors.sessions import open_session, session_name
-from opslog.doors.tokens import Tokens
-from opslog.errors import UsageError
+from opslog.doors.tokens import STORES, Tokens
+from opslog.errors import InvalidNameError, UsageError
 from opslog.format.documents import Document
 from opslog.logs import logger
 from opslog.mcp.admission import admitting
 from opslog.mcp.documents import INSTRUCTIONS, Documents
 from opslog.mcp.memory import Memory
 from opslog.mcp.server import Client, Door, Session, by_name
+from opslog.mcp.stdio import serve
 from opslog.mcp.tools import chosen
 from opslog.store import Store
 
@@ -71,13 +71,8 @@ class Offer(msgspec.Struct, frozen=True):
 
 def serve_stdio(offer: Offer) -> None:
     """Serve the client at standard input and output until it disconnects. Errors as of `opslog.open`."""
-
-    async def run(server: Server[Any]) -> None:
-        async with stdio_server() as (read, write):
-            await server.run(read, write, server.create_initialization_options())
-
     with open_session(offer.url, session_name(offer.agent), read_only=offer.read_only) as store:
-        anyio.run(run, server_of(offer, store, DoorMetrics()))
+        anyio.run(serve, server_of(offer, store, DoorMetrics()))
 
 
 def serve_http(offer: Offer, host: str, port: int, *, tokens: Tokens | None, anyone: bool) -> None:
@@ -88,7 +83,8 @@ def serve_http(offer: Offer, host: str, port: int, *, tokens: Tokens | None, any
         everyone may do everything that is offered.
     :param anyone: accept requests with any `Host` and `Origin`. Otherwise, at an address that only this machine has,
         they must name this machine.
-    :raises UsageError: other machines can reach the address, and neither `tokens` nor `anyone` was given.
+    :raises UsageError: other machines can reach the address, and neither `tokens` nor `anyone` was given; or a token
+        may write in a name that is too long for a session.
     """
     is_local = host in ("127.0.0.1", "localhost", "::1")
     if not (is_local or anyone or tokens):
@@ -96,6 +92,8 @@ def serve_http(offer: Offer, host: str, port: int, *, tokens: Tokens | None, any
             f"at {host} everyone who can reach this machine could read and write the store: listen at 127.0.0.1, give "
             "a file of tokens (--tokens FILE), or allow anyone (--anyone)"
         )
+    if tokens is not None and not offer.read_only:
+        _check_sessions(tokens, offer.name)
     security = _LOCAL if is_local and not anyone else _ANYONE
     with open_session(offer.url, session_name(offer.agent), read_only=offer.read_only) as store:
         metrics = DoorMetrics()
@@ -120,6 +118,18 @@ def serve_http(offer: Offer, host: str, port: int, *, tokens: Tokens | None, any
             timeout_graceful_shutdown=5,
         )
         _Server(config).run()
+
+
+def _check_sessions(tokens: Tokens, store: str) -> None:
+    """Check that each token which may write to a store can have sessions. Otherwise all its requests would fail.
+
+    :raises UsageError: one of them cannot.
+    """
+    for name, author in tokens.authors(STORES + store):
+        try:
+            session_name(author)
+        except InvalidNameError as error:
+            raise UsageError(f"the token {name!r} cannot write here: {error}. Give it a shorter agent") from error
 
 
 class _Server(uvicorn.Server):

@@ -32,6 +32,7 @@ from opslog.environment import REAL
 from opslog.errors import NotFoundError, OpslogError
 from opslog.mcp.admission import TokenUser
 from opslog.mcp.tools import Tool, schema_of
+from opslog.store import replica_of
 
 # How many resources a page of their list has.
 _RESOURCES = 100
@@ -50,6 +51,10 @@ _TOO_DEEP = Problem(
     code="unreadable",
     message=f"the result nests deeper than {_LEVELS_MAX} levels, which clients cannot read",
     next="Ask for its fields by `fields`, or read it as a resource",
+)
+_NOT_SHOWN = (
+    f"data is left out, because the document nests deeper than {_LEVELS_MAX} levels, which clients cannot read: get "
+    "its fields by `fields`, or read it as a resource"
 )
 
 Context = ServerRequestContext[Any, Any]
@@ -78,6 +83,12 @@ class Session(msgspec.Struct, frozen=True):
     store: str
     operations: Operations
     tools: dict[str, Tool]
+
+    def problem(self, error: OpslogError) -> Problem:
+        """What the client learns of an error: as over the other doors, the store's name in place of its URL."""
+        problem = problem_of(error)
+        url = replica_of(self.operations.store).backend.url
+        return msgspec.structs.replace(problem, message=problem.message.replace(url, self.store))
 
 
 class Door:
@@ -140,13 +151,17 @@ class Door:
             with _working_for(context, asked):
                 result = await _in_thread(partial(tool.run, params.arguments))
         except OpslogError as error:
-            problem = problem_of(error)
+            problem = session.problem(error)
             self._count(asked, problem.code, began)
             return _refused(problem)
         self._count(asked, "ok", began)
         structured = msgspec.to_builtins(result)
         if not _fits(structured, _LEVELS_MAX):
-            return _refused(_TOO_DEEP)
+            if tool.hints.read_only:
+                return _refused(_TOO_DEEP)
+            # What was written or claimed stays so. A refusal would say otherwise, and lose the key of a claim.
+            result = msgspec.structs.replace(result, data=None, note=_NOT_SHOWN)
+            structured = msgspec.to_builtins(result)
         text = tool.text(result) if tool.text is not None else msgspec.json.encode(result).decode()
         return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=structured)
 
@@ -159,9 +174,9 @@ class Door:
     async def list_resources(
         self, context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
-        operations = self._session(context).operations
+        session = self._session(context)
         cursor = None if params is None else params.cursor
-        page = await _translated(partial(operations.find, limit=_RESOURCES, cursor=cursor, fields=[]))
+        page = await _translated(session, partial(session.operations.find, limit=_RESOURCES, cursor=cursor, fields=[]))
         return types.ListResourcesResult(
             resources=[
                 types.Resource(name=item.id, uri=_SCHEME + quote(item.id, safe=""), mime_type=_JSON)
@@ -191,7 +206,8 @@ class Door:
             id = unquote(uri.removeprefix(_SCHEME), errors="strict")
         except UnicodeDecodeError:
             raise MCPError(_NO_RESOURCE, f"there is no resource {uri!r}: its id is not UTF-8", {"uri": uri}) from None
-        entry = await _translated(partial(self._session(context).operations.get, id), uri)
+        session = self._session(context)
+        entry = await _translated(session, partial(session.operations.get, id), uri)
         text = msgspec.json.encode(entry).decode()
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=_JSON, text=text)])
 
@@ -230,15 +246,15 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
     return await anyio.to_thread.run_sync(call)
 
 
-async def _translated(call: Callable[[], Any], uri: str | None = None) -> Any:
+async def _translated(session: Session, call: Callable[[], Any], uri: str | None = None) -> Any:
     """The result of a call, with errors of the store as errors of the protocol."""
     try:
         return await _in_thread(call)
     except NotFoundError as error:
-        raise MCPError(_NO_RESOURCE, str(error), {"uri": uri}) from error
+        raise MCPError(_NO_RESOURCE, session.problem(error).message, {"uri": uri}) from error
     except OpslogError as error:
-        problem = problem_of(error)
-        raise MCPError(types.INVALID_PARAMS, f"{problem.code}: {error}. {problem.next}") from error
+        problem = session.problem(error)
+        raise MCPError(types.INVALID_PARAMS, f"{problem.code}: {problem.message}. {problem.next}") from error
 
 
 def _shown(tool: Tool) -> types.Tool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
+import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import opslog
@@ -49,6 +51,13 @@ def store(tmp_path: Path) -> Path:
         (["set", "a"], "stdin, byte 0: not JSON"),
         (["compact", "--keep-history", "soon"], "write it as 90s"),
         (["completion", "tcsh"], "tcsh"),
+        (["ls", "--limit", "99999999999999999999"], "the largest number that is possible here"),
+        (["ls", "--offset", "99999999999999999999"], "the largest number that is possible here"),
+        (["ls", "--limit", "9223372036854775807", "--offset", "1"], "the largest number that is possible here"),
+        (["ops", "--limit", "99999999999999999999"], "the largest number that is possible here"),
+        (["watch", "--every", "nan"], "nan is not a number"),
+        (["watch", "--every", "inf"], "is not in the range"),
+        (["changes", "--follow", "--every", "1e10"], "is not in the range"),
         (["nosuch"], "nosuch"),
         ([], "opslog"),
     ],
@@ -61,6 +70,29 @@ def test_wrong_usage_exits_with_2(store: Path, arguments: list[str], reason: str
     assert (result.code, result.out) == (2, "")
     assert result.error["error"] in {"UsageError", "InvalidNameError", "InvalidDocumentError"}
     assert set(result.error) <= {"error", "message", "place"}
+
+
+def test_every_number_has_an_end_and_is_a_number() -> None:
+    context = click.Context(app.app)
+    checked = []
+    for name in app.app.list_commands(context):
+        command = app.app.get_command(context, name)
+        assert command is not None
+        for option in command.params:
+            if not isinstance(option.type, (type(click.INT), type(click.FLOAT))):
+                continue
+            for value in ("nan", "NaN", "inf", "-inf", "9" * 30, "9" * 5000, "1e300"):
+                with pytest.raises(click.UsageError):
+                    option.type_cast_value(context, value)
+            checked.append((name, option.name))
+    assert {("ls", "limit"), ("ls", "offset"), ("watch", "every"), ("serve", "rate")} <= set(checked)
+
+
+def test_the_largest_numbers_are_possible(store: Path) -> None:
+    most = str(2**53 - 1)
+    for arguments in (["ls", "--limit", most, "--offset", "0"], ["ops", "--limit", most], ["changes", "--limit", most]):
+        assert call(store, *arguments).out.count("\n") >= 1
+    assert call(store, "ls", "--limit", most, "--offset", most) == (0, "", "")
 
 
 def test_a_store_under_a_name_that_is_no_utf8(tmp_path: Path) -> None:
@@ -138,3 +170,16 @@ def test_a_defect_of_opslog_is_never_mistaken_for_a_refusal(
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert "ZeroDivisionError: a defect" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
+def test_a_defect_is_a_failure_also_if_nobody_can_read_its_traceback(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(opslog, "open", fail)
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert app.run(["-s", str(store), "ls"]) == 3

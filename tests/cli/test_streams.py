@@ -43,6 +43,42 @@ def test_output_that_cannot_be_written_is_a_failure(store: Path, command: str) -
     assert done.stderr == "opslog: cannot read or write: No space left on device\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("-s missing get a", 3),
+        ("-s missing get a --json", 3),
+        ("get x", 1),
+        ("set a {} --create", 1),
+        ("ls --no-such-option", 2),
+        ("", 2),
+        ("get a", 0),
+    ],
+)
+def test_the_exit_code_is_the_same_if_nobody_can_read_why(store: Path, command: str, code: int) -> None:
+    """A full disk behind stderr, and a reader of it that is gone. The exit code used to be 1, which means "no"."""
+    arguments = command.split()
+    unread, gone = os.pipe()
+    os.close(unread)
+    with open(gone, "wb") as closed, open("/dev/full", "wb") as full:
+        for errors in (closed, full):
+            done = subprocess.run(
+                [*PROGRAM, *([] if "missing" in arguments or not arguments else ["-s", str(store)]), *arguments],
+                cwd=store.parent,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                check=False,
+                timeout=60,
+            )
+            assert (done.returncode, done.stdout) == (code, b'{"n":1}\n' if code == 0 else b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
+def test_output_that_cannot_be_written_is_a_failure_also_if_that_cannot_be_said(store: Path) -> None:
+    assert shell("opslog ls > /dev/full 2> /dev/full; echo $?", store.parent).stdout == "3\n"
+
+
 def test_a_reader_that_leaves_ends_a_command_quietly(store: Path) -> None:
     with opslog.open(store, durability="buffered") as opened:
         for number in range(5000):

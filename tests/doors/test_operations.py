@@ -60,6 +60,30 @@ def test_the_stamp_of_a_write_is_its_own_also_where_another_one_follows_at_once(
         assert Operations(store).get("a").stamp in stamps
 
 
+def test_a_document_is_not_created_after_another_op_of_the_request_wrote_it(door: Operations) -> None:
+    """The answer used to be that the document exists, and showed the one that was never written, with a stamp `0@`."""
+    before = door.set("a", {"n": 1})
+    for first in (Op("set", "a", {}), Op("create", "a", {}), Op("set", "b", {})):
+        with pytest.raises(opslog.UsageError, match="an op before it") as refused:
+            door.batch([first, Op("create", first.id, {"n": 2})])
+        problem = problem_of(refused.value)
+        assert (problem.code, problem.now) == ("invalid", None)
+    assert [(item.id, item.stamp) for item in door.find().items] == [("a", before.stamp)]
+    door.batch([Op("delete", "a"), Op("create", "a", {"n": 3})])
+    assert door.get("a").data == {"n": 3}
+
+
+def test_stamps_are_those_before_the_request_also_where_it_wrote_the_document_already(door: Operations) -> None:
+    before = door.set("a", {"n": 1}).stamp
+    now = door.batch([Op("set", "a", {"n": 2}), Op("set", "a", {"n": 3}, before), Op("set", "b", {})]).stamp
+    assert door.get("a").data == {"n": 3}
+    with pytest.raises(opslog.ConflictError) as refused:
+        door.batch([Op("set", "a", {"n": 4}), Op("delete", "a", None, before)])
+    problem = problem_of(refused.value)
+    assert problem.now is not None
+    assert (problem.now.stamp, problem.now.data) == (now, {"n": 3})
+
+
 def test_create_delete_and_what_is_missing(door: Operations) -> None:
     door.create("a", {})
     with pytest.raises(opslog.ExistsError) as exists:
@@ -317,6 +341,15 @@ def test_a_description_says_what_is_there(door: Operations) -> None:
     assert "door" in {agent.name for agent in description.agents}
     assert description.settings["undo_window"] == 32
     assert msgspec.json.encode(description)
+
+
+def test_a_description_names_fields_as_a_condition_does(door: Operations) -> None:
+    names = ["not", "AND", "or", "in", "exists", "true", "null", "odd name", "plain", "a.b", "Not"]
+    door.set("a", dict.fromkeys(names, dict.fromkeys(["not", "odd name"])))
+    paths = [field.path for field in door.describe().fields]
+    assert len(paths) == 3 * len(names)
+    for path in paths:
+        assert [item.id for item in door.find(f"exists {path}", fields=[path]).items] == ["a"], path
 
 
 def test_all_results_are_json(door: Operations) -> None:

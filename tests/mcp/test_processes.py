@@ -43,6 +43,20 @@ def test_twenty_parallel_writes_keep_twenty(tmp_path: Path, servers: int) -> Non
     asyncio.run(run())
 
 
+def test_the_agent_is_the_one_that_was_given_also_if_it_is_called_main(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def agent(*options: str) -> str:
+        async with stdio(str(tmp_path), *options) as call:
+            name: str = (await call("describe"))["agent"]
+        return name.partition(".")[0]
+
+    assert asyncio.run(agent()) == "mcp"
+    assert asyncio.run(agent("--agent", "main")) == "main"
+    monkeypatch.setenv("OPSLOG_AGENT", "main")
+    assert asyncio.run(agent()) == "main"
+
+
 async def _work(call: Calls, done: list[str]) -> None:
     """Do tasks until none is left."""
     while (claimed := await call("claim", where="status = open", seconds=600))["claimed"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -168,6 +169,36 @@ def test_the_file_of_tokens_that_is_shown_can_be_read(tmp_path: Path) -> None:
     token = Tokens.load(file).find("Bearer test")
     assert token is not None
     assert (token.author(), token.covers("stores/board", "write")) == ("claude", True)
+
+
+def test_a_name_that_is_too_long_for_sessions_is_refused_at_the_start(tmp_path: Path) -> None:
+    """With the longest name that is said to be possible, the server starts, and the token writes."""
+    file = tmp_path / "tokens.toml"
+    rights = {"read": ["stores/board"], "write": ["stores/board"]}
+    options = ["--store", str(tmp_path / "board"), "--http", "127.0.0.1:0", "--tokens", str(file)]
+    file.write_text(TOKENS + table("ci long", agent="x" * 128, **rights) + table("y" * 128, read=["stores/board"]))
+    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2, done
+    assert "the token 'ci long' cannot write here" in done.stderr
+    longest = re.search(r"at most (\d+) characters", done.stderr)
+    assert longest is not None
+
+    async def run(url: str) -> None:
+        async with carrying(url, "ci long", "auto") as call:
+            await call("set", id="a", data={})
+
+    # A process may have a number with more digits than another one has.
+    file.write_text(table("ci long", agent="x" * (int(longest[1]) - 5), **rights))
+    with http(str(tmp_path / "board"), "--tokens", str(file)) as url:
+        asyncio.run(run(url))
+
+
+def test_a_long_name_that_only_reads_is_no_obstacle(tmp_path: Path) -> None:
+    opslog.open(tmp_path / "board", agent="a").close()
+    file = tmp_path / "tokens.toml"
+    file.write_text(table("ci long", read=["stores/board"], write=["stores/board"], agent="x" * 128))
+    with http(str(tmp_path / "board"), "--read-only", "--tokens", str(file)) as url, httpx2.Client() as client:
+        assert client.post(url, json=PING, headers=ACCEPTED | bearer("ci long")).status_code not in (401, 403)
 
 
 def test_options_that_cannot_be(tmp_path: Path, tokens: str) -> None:

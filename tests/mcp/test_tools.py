@@ -124,6 +124,15 @@ def test_errors_say_what_to_do_next(tmp_path: Path, mode: str) -> None:
     play(tmp_path, mode, story)
 
 
+def test_messages_have_the_name_of_the_store_and_not_its_place(tmp_path: Path, mode: str) -> None:
+    async def story(call: Calls) -> None:
+        with pytest.raises(Refused) as refused:
+            await call("delete", id="b")
+        assert refused.value.problem["message"] == "there is no document 'b' in board"
+
+    play(tmp_path / "board", mode, story)
+
+
 def test_documents_are_resources_and_nothing_else_is(tmp_path: Path, mode: str) -> None:
     async def story(call: Calls) -> None:
         await call("batch", ops=[{"op": "set", "id": id, "data": {"id": id}} for id in ("a", "ä/../b c?#%", "")])
@@ -235,6 +244,32 @@ def test_hostile_arguments_are_refused_or_kept_exactly(tmp_path: Path, mode: str
             await call("set", id="a", data={"n": 2**64})
         assert refused.value.code == "invalid"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["locks", "manifests", "ops", "store.json"]
+
+    play(tmp_path, mode, story)
+
+
+def test_a_write_or_claim_of_a_document_nested_too_deep_is_done_and_says_so(tmp_path: Path, mode: str) -> None:
+    with opslog.open(tmp_path, agent="a") as store:
+        document: dict[str, Any] = {}
+        for _ in range(250):
+            document = {"inner": document}
+        store["deep"] = {"status": "open"} | document
+
+    async def story(call: Calls) -> None:
+        modified = await call("modify", id="deep", changes={"n": 1})
+        assert set(modified) == {"id", "stamp", "note"}
+        assert modified["stamp"] == (await call("get", id="deep", fields=["n"]))["stamp"]
+        claimed = await call("claim", where="status = open", seconds=60)
+        assert (claimed["claimed"], claimed["id"], claimed["seconds"]) == (True, "deep", 60)
+        assert "data" not in claimed
+        assert "deeper than 150 levels" in claimed["note"]
+        other = await call("claim", id="deep")
+        assert (other["claimed"], other["holder"], other["note"]) == (False, claimed["holder"], claimed["note"])
+        assert (await call("claim", id="deep", key=claimed["key"], seconds=90))["seconds"] == 90
+        await call("release", id="deep", key=claimed["key"], changes={"status": "done"})
+        assert (await call("get", id="deep", fields=["status", "n"]))["data"] == {"status": "done", "n": 1}
+        shallow = await call("modify", id="shallow", changes={"n": 1})
+        assert shallow == {"id": "shallow", "stamp": shallow["stamp"], "data": {"n": 1}}
 
     play(tmp_path, mode, story)
 
