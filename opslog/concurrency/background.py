@@ -28,6 +28,7 @@ class Worker:
     :param subject: the subject of the `logger` for failures.
     :param delay_seconds: how long after the last wake-up it waits for more, unless it has to hurry.
     :param retry_seconds: the first pause.
+    :ivar is_awake: whether its thread is going to do the work, as far as that is known.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Worker:
         self._delay_seconds = delay_seconds
         self._retry_seconds = retry_seconds
         self._bell = Bell()
-        self._woken = self._hurried = self._closed = False
+        self.is_awake = self._hurried = self._closed = False
         self._starting = threading.RLock()
         # The thread that does the work, or is about to. An exception may end it before it has begun.
         self._thread: threading.Thread | None = None
@@ -65,18 +66,18 @@ class Worker:
         :returns: False if `work` will not run, because this process can start no more threads. The caller then does the
             work itself, or wakes the worker again later.
         """
-        if self._woken and self._is_running and (self._hurried or not hurry):
+        if self.is_awake and self._is_running and (self._hurried or not hurry):
             return True
         rung = False
         try:
-            self._woken = True
+            self.is_awake = True
             self._hurried = self._hurried or hurry
             if self._start():
                 self._bell.ring()
                 rung = True
         finally:
             if not rung:  # interrupted, or no thread: the next caller must not take the worker for awake
-                self._woken = self._hurried = False
+                self.is_awake = self._hurried = False
         return rung
 
     def close(self) -> None:
@@ -118,11 +119,11 @@ class Worker:
                 with self._starting:
                     self._thread = None
                     # The next call of `wake` must not rely on this thread.
-                    self._is_running = self._woken = self._hurried = False
+                    self._is_running = self.is_awake = self._hurried = False
 
     def _work_until_closed(self) -> None:
         pause: float | None = None
-        self._woken = True  # a thread is started only when there is work
+        self.is_awake = True  # a thread is started only when there is work
         while not self._closed:
             try:
                 self._thread = threading.current_thread()
@@ -153,7 +154,7 @@ class Worker:
 
     def _await_turn(self, pause: float | None) -> bool:
         """Wait until the worker is woken or closed, for `pause` at the longest. Returns False if it is closed."""
-        while not (self._woken or self._closed):
+        while not (self.is_awake or self._closed):
             if pause is None:
                 self._bell.wait()
             elif not self._bell.wait(pause):
@@ -161,5 +162,5 @@ class Worker:
         while self._delay_seconds and not (self._hurried or self._closed):
             if not self._bell.wait(self._delay_seconds):
                 break
-        self._woken = self._hurried = False
+        self.is_awake = self._hurried = False
         return not self._closed

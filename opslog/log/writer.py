@@ -15,8 +15,9 @@ Invariants whenever no call is in progress:
 
 If an exception ends a call anywhere, even one from a signal handler, the four hold again before the call is left. If a
 second exception comes meanwhile, they hold when the next call begins. Then a commit that was not queued has not
-happened. One that was queued is written later, unless it was on its way to the storage: its outcome is unknown, and
-nothing more is written here. A call from a handler that interrupted one of the two sections is refused.
+happened. One that was queued is written later (with a buffer, by the thread), unless it was on its way to the storage:
+its outcome is unknown, and nothing more is written here. A call from a handler that interrupted one of the two sections
+is refused.
 """
 
 from __future__ import annotations
@@ -443,6 +444,10 @@ class LogWriter:
             raise ClosedError(f"nothing was written: {_CLOSED}")
         if self._broken is not None:
             self._check_unbroken()
+        if self._buffer is not None and not self._flusher.is_awake and not self._at_once:
+            # Before the commit is queued: an exception may then end the call anywhere, and the commit is written all
+            # the same. The thread has to wait for this section before it takes the queue.
+            self._flusher.wake()
         if self._queue and not self._queue[-1].applied:
             self._apply_last()
         read_at = self.session.freshness.read_at

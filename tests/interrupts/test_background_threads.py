@@ -70,7 +70,7 @@ def wake_after(make: Callable[[], BaseException], number: int) -> list[Place]:
     with complaints_of(), stopping_threads(at):
         wake(hurry=False)
         wake(hurry=True)
-        until(lambda: not worker._woken)
+        until(lambda: not worker.is_awake)
         wake(hurry=False)
         worker.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "opslog-test"]

@@ -118,3 +118,32 @@ def test_a_commit_takes_fourteen_bytes_more_where_it_is_written_together_with_an
     """A crash may lose this much more than two buffers in the log, for each commit."""
     line = encode_commit(opslog.Set("2026-11-20T12:00:00.000000Z", 1, "a", "x", msgspec.Raw(b"{}")))
     assert len(joined(line)) - len(line) == 14
+
+
+def test_a_call_that_was_interrupted_behind_the_queue_is_written_by_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though no other call of the store follows."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with opslog.open(tmp_path, agent="a", durability="buffered", compact_after=None) as store:
+        log = replica_of(store).log
+        assert log is not None
+        store["old"] = {}
+        store.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "finish", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                store["x"] = {"n": 1}
+        until(lambda: log.is_settled)
+        with opslog.open(tmp_path, read_only=True) as reader:
+            assert reader["x"] == {"n": 1}
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "wait", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                store.undo()
+        until(lambda: log.is_settled)
+        with opslog.open(tmp_path, read_only=True) as reader:
+            assert "x" not in reader
