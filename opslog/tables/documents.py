@@ -91,11 +91,12 @@ class Documents:
         self._lines, self._fields, self._record_columns = lines, tuple(fields), kept
         self._columns, self._is_sorted = columns, False
 
-    def table(self, names: AbstractSet[str] | None, *, sort: bool = False) -> pa.Table:
+    def table(self, names: AbstractSet[str] | None, *, data: bool = False, sort: bool = False) -> pa.Table:
         """Columns of the table: those of the record, and fields of documents.
 
         :param names: of columns, in lower case; others are left out, and names of no column are ignored. None: all
             but `data`.
+        :param data: `data`, too.
         :param sort: in order of id; otherwise in any order.
         """
         columns = self._named()
@@ -111,7 +112,7 @@ class Documents:
         for name in wanted:
             structure, values = self._columns[columns[name]]
             shown[name] = values, _MIXED if structure == JSON else None
-        if (names is not None and DATA in names) or not shown:
+        if data or (names is not None and DATA in names) or not shown:
             shown[DATA] = self._data(), None
         table = pa.table(
             [values for values, _ in shown.values()],

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import duckdb
 import orjson
 import pyarrow as pa
 
+from opslog.tables.interruptible import interruptible
 from opslog.tables.structure import JSON, NULL, Structure, exact, has_floats, narrow, without_twins
 
 # The columns that are no fields of documents. A document that is not committed yet has only an id.
@@ -51,11 +53,12 @@ def record_columns(
 def fields_of(connection: duckdb.DuckDBPyConnection, lines: pa.ChunkedArray) -> list[str]:
     """The fields of documents, in an order in which most of them have them."""
     with _over(connection, pa.table({"line": lines})) as cursor:
-        found = cursor.execute(
+        found = _fetched(
+            cursor,
             "SELECT field FROM (SELECT unnest(names) AS field, generate_subscripts(names, 1) AS number "
             "FROM (SELECT json_keys(line, '/data') AS names FROM rows)) "
-            "GROUP BY field ORDER BY min(number), count(*) DESC, field"
-        ).fetchall()
+            "GROUP BY field ORDER BY min(number), count(*) DESC, field",
+        )
     return [name for (name,) in found]
 
 
@@ -81,9 +84,10 @@ class Values:
         with _over(self._connection, self._texts) as cursor:
             found = self._common(cursor)
             for field in filter(lambda field: has_floats(found[field]), self._fields):
-                [(is_long,)] = cursor.execute(
-                    f"SELECT bool_or(regexp_matches({self._source(field)}::VARCHAR, {_LONG_INTEGER})) FROM rows"
-                ).fetchall()
+                [(is_long,)] = _fetched(
+                    cursor,
+                    f"SELECT bool_or(regexp_matches({self._source(field)}::VARCHAR, {_LONG_INTEGER})) FROM rows",
+                )
                 if is_long:
                     found[field] = JSON
         return found
@@ -105,12 +109,12 @@ class Values:
     def _common(self, cursor: duckdb.DuckDBPyConnection) -> dict[str, Structure]:
         """DuckDB's structure of each field. If there are many fields, the whole document is read once."""
         if self._has_documents:
-            [(text,)] = cursor.execute("SELECT json_group_structure(c0::JSON) FROM rows").fetchall()
+            [(text,)] = _fetched(cursor, "SELECT json_group_structure(c0::JSON) FROM rows")
             whole = orjson.loads(text or "{}")
             if isinstance(whole, dict):  # no two fields differ only in case
                 return {field: whole.get(field, NULL) for field in self._fields}
         each = ", ".join(f"json_group_structure({self._source(field)}::JSON)" for field in self._fields)
-        [texts] = cursor.execute(f"SELECT {each} FROM rows").fetchall()
+        [texts] = _fetched(cursor, f"SELECT {each} FROM rows")
         return {field: orjson.loads(text) if text else NULL for field, text in zip(self._fields, texts, strict=True)}
 
     def _parts(self, wanted: Mapping[str, Structure]) -> list[pa.ChunkedArray]:
@@ -141,7 +145,11 @@ def _selected(
     table = source if isinstance(source, pa.Table) else pa.table({"line": source})
     each = ", ".join(f"{expression} AS c{number}" for number, expression in enumerate(expressions))
     with _over(connection, table) as cursor:
-        return cursor.sql(f"SELECT {each} FROM {rows}").to_arrow_table()
+        return interruptible(cursor, lambda: cursor.sql(f"SELECT {each} FROM {rows}").to_arrow_table())
+
+
+def _fetched(cursor: duckdb.DuckDBPyConnection, query: str) -> list[tuple[Any, ...]]:
+    return interruptible(cursor, lambda: cursor.execute(query).fetchall())
 
 
 @contextmanager

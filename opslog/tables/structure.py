@@ -22,17 +22,31 @@ _SCALARS = ("VARCHAR", "BOOLEAN", "DOUBLE", "UBIGINT")
 _SIGNED = ("BIGINT", "HUGEINT")
 # An object with more fields than this is treated as a map by ids, and not as a structure.
 _FIELDS_MAX = 200
+# A value with more levels of objects and lists is JSON text. Arrow hands over at most 64 levels, and a query may add
+# some.
+_LEVELS_MAX = 32
 
 
 def exact(structure: Structure) -> Structure:
     """The structure for reading values. It represents each value as it is in JSON, or else the whole value that
     contains it is JSON text. Integers have room for all 64 bits; see `narrow`."""
+    return JSON if _levels(structure) > _LEVELS_MAX else _exact(structure)
+
+
+def _levels(structure: Structure) -> int:
+    """How many objects and lists are in one another."""
+    if isinstance(structure, dict):
+        return 1 + max(map(_levels, structure.values()), default=0)
+    return 1 + max(map(_levels, structure), default=0) if isinstance(structure, list) else 0
+
+
+def _exact(structure: Structure) -> Structure:
     if isinstance(structure, list):
-        return [exact(item) for item in structure]
+        return [_exact(item) for item in structure]
     if isinstance(structure, dict):
         if len(structure) > _FIELDS_MAX or "" in structure or len(without_twins(structure)) != 1:
             return JSON
-        return {name: exact(field) for name, field in structure.items()}
+        return {name: _exact(field) for name, field in structure.items()}
     if structure in _SIGNED:
         return _INTEGER
     return structure if structure in _SCALARS else JSON

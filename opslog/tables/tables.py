@@ -21,8 +21,9 @@ from opslog.replica.live import Layers
 from opslog.replica.replica import Replica
 from opslog.replica.state import State
 from opslog.tables.arrow import DATA, lines_column, packed_lines, texts, times
-from opslog.tables.asked import Asked, asked
+from opslog.tables.asked import Asked, asked, everything, leave_data_out, words
 from opslog.tables.documents import Documents
+from opslog.tables.interruptible import interruptible
 from opslog.tables.reading import RECORD_COLUMNS, record_columns, sets_among
 
 T = TypeVar("T")
@@ -47,6 +48,9 @@ class Tables(Generic[T]):
         self._feed = Feed(replica.loader, replica.schema.decode)
         self._documents: Documents | None = None
         self._token: str | None = None
+        # The words of all statements other than SELECT: such a statement may have made a view or macro, which needs
+        # columns that the queries with it do not name.
+        self._statements: set[str] = set()
         self._lock = threading.RLock()
         self._is_busy = False
 
@@ -65,23 +69,44 @@ class Tables(Generic[T]):
     def sql(self, query: str, parameters: Parameters | None) -> pa.Table:
         """As `Store.sql`."""
         makers: dict[str, Callable[[Asked], pa.Table]] = {
-            "documents": lambda found: self._table(found.names),
+            "documents": lambda found: self._table(
+                None if found.takes_all else found.names, data=found.takes_all and DATA in found.names
+            ),
             "commits": lambda found: self._commits(),
             "archive": lambda found: self._archive(),
         }
         cursor = self._connection.cursor()
         try:
-            [(parsed,)] = cursor.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchall()
-            found = asked(orjson.loads(parsed), frozenset(makers))
+            parsed = orjson.loads(_value(cursor, "SELECT json_serialize_sql(?::VARCHAR)", query))
+            found = self._asked(cursor, parsed, query, frozenset(makers))
             for name, make in makers.items():
-                if found.wants(name):
+                if name in found.tables:
                     cursor.register(name, self._one_at_a_time("sql", partial(make, found)))
-            relation: Any = cursor.sql(query, params=parameters)  # None for a statement without a result, such as SET
-            return pa.table({}) if relation is None else relation.to_arrow_table()
+            run = query
+            if found.takes_all and DATA in found.names and leave_data_out(parsed):
+                run = _value(cursor, "SELECT json_deserialize_sql(?::JSON)", orjson.dumps(parsed).decode())
+            if parsed["error"]:
+                self._statements.update(words(query))
+            return interruptible(cursor, partial(_answer, cursor, run, parameters))
         except duckdb.Error as error:
             raise UsageError(f"the query cannot be answered: {' '.join(str(error).split())}") from error
         finally:
             cursor.close()
+
+    def _asked(
+        self, cursor: duckdb.DuckDBPyConnection, parsed: dict[str, Any], query: str, tables: frozenset[str]
+    ) -> Asked:
+        """The tables and columns that a query needs, also by the views and macros in it."""
+        found = asked(parsed, query, tables)
+        has_views = False
+        if found.others:
+            views = cursor.execute("SELECT view_name FROM duckdb_views()").fetchall()
+            has_views = not found.others.isdisjoint(name.casefold() for (name,) in views)
+        if has_views or not self._statements.isdisjoint(("macro", "function")):
+            found = everything(query, tables)
+        if found.takes_all and DATA in self._statements:
+            found = found._replace(names=found.names | {DATA})
+        return found
 
     def _one_at_a_time(self, call: str, work: Callable[[], R]) -> R:
         self._replica.check_open()
@@ -98,9 +123,9 @@ class Tables(Generic[T]):
             finally:
                 self._is_busy = False
 
-    def _table(self, names: AbstractSet[str] | None, *, sort: bool = False) -> pa.Table:
+    def _table(self, names: AbstractSet[str] | None, *, data: bool = False, sort: bool = False) -> pa.Table:
         try:
-            return self._current().table(names, sort=sort)
+            return self._current().table(names, data=data, sort=sort)
         except (duckdb.Error, pa.ArrowInvalid):
             for _ in self._replica.records():
                 pass  # raises an error with file and offset if the stored data is damaged
@@ -188,6 +213,17 @@ def table_of(text: Callable[[Set], bytes | msgspec.Raw], records: Iterable[Set])
     with duckdb.connect(":memory:") as connection:
         lines = packed_lines(_line(text, record) for record in records)
         return Documents(connection, lines, is_sorted=False).table(None)
+
+
+def _answer(cursor: duckdb.DuckDBPyConnection, query: str, parameters: Parameters | None) -> pa.Table:
+    relation: Any = cursor.sql(query, params=parameters)  # None for a statement without a result, such as SET
+    return pa.table({}) if relation is None else relation.to_arrow_table()
+
+
+def _value(cursor: duckdb.DuckDBPyConnection, query: str, parameter: str) -> Any:
+    """The one value that a query answers."""
+    [(value,)] = cursor.execute(query, [parameter]).fetchall()
+    return value
 
 
 def _line(text: Callable[[Set], bytes | msgspec.Raw], record: Set) -> bytes:

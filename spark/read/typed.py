@@ -131,7 +131,7 @@ _PLAIN: dict[type[spark.DataType], Any] = {
 }
 
 # The same for nearly all documents, without Python: up to 2^53 every integer is exactly a double.
-_QUICK = {**_PLAIN, spark.DoubleType: _integer(54) | float}
+_QUICK: dict[type[spark.DataType], Any] = {**_PLAIN, spark.DoubleType: _integer(54) | float}
 
 
 def converter(schema: spark.StructType) -> Callable[[pa.RecordBatch], pa.RecordBatch]:

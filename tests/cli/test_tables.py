@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
+import orjson
 import pytest
 from pyarrow import parquet
 
 import opslog
-from tests.cli.calling import call
+from opslog.tables import reading, tables
+from opslog.tables.interruptible import interruptible
+from tests.cli.calling import INTERRUPTED_PROGRAM, at_terminal, call
+
+# A question that takes hours to answer.
+ENDLESS = "SELECT count(*) FROM range(1_000_000_000_000) AS t(i) WHERE i % 7 = 3"
 
 DOCUMENTS = {
     "a": {"n": 1, "f": 1.5, "day": "2026-01-01", "zip": "007", "flag": True, "big": 2**64 - 1},
@@ -36,6 +48,79 @@ def test_a_question_is_answered_in_lines_and_in_json(store: Path) -> None:
         {"id": "a", "n": 1, "tags": None, "owner": None},
     ]
     assert call(store, "query", "SELECT 'x' || chr(10) || 'y'").out == '"x\\ny"\n'
+
+
+def test_columns_of_one_name_are_all_shown_and_refused_as_json(store: Path) -> None:
+    question = "SELECT id, n AS x, n + 1 AS x, id FROM documents ORDER BY id"
+    assert call(store, "query", question).out == "a\t1\t2\ta\nb\t-2\t-1\tb\n"
+    assert at_terminal(store, "query", question).split("\n")[:2] == ["id  x   x   id", "a   1   2   a"]
+    result = call(store, "query", question, "--json")
+    assert (result.code, result.out, result.error["error"]) == (2, "", "UsageError")
+    assert "'id', which no JSON object has: name one with AS" in result.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("map {'a': 1, 'b': NULL}", {"a": 1, "b": None}),
+        ("[{'m': map {1: map {'x': DATE '2026-01-01'}}}]", [{"m": {"1": {"x": "2026-01-01"}}}]),
+        ("union_value(l := [1])", [1]),
+        ("INTERVAL 14 MONTH", "1 year 2 months"),
+        ("INTERVAL '1 day 3 hours'", "1 day 03:00:00"),
+        ("'10000-01-01'::TIMESTAMP", "10000-01-01 00:00:00"),
+        ("'infinity'::DATE", "infinity"),
+        ("'0044-03-15 (BC)'::DATE", "0044-03-15 (BC)"),
+        ("['-infinity'::TIMESTAMP, NULL]", "[-infinity, NULL]"),
+        ("TIMESTAMP_NS '2026-01-01 00:00:00.123456789'", "2026-01-01 00:00:00.123456789"),
+    ],
+)
+def test_a_value_that_python_does_not_have_is_shown_as_text(store: Path, value: str, shown: object) -> None:
+    question = f"SELECT {value} AS v"
+    assert call(store, "query", question, "--json").values == [{"v": shown}]
+    assert (
+        call(store, "query", question).out == f"{shown if isinstance(shown, str) else orjson.dumps(shown).decode()}\n"
+    )
+
+
+def interrupted(connection: duckdb.DuckDBPyConnection, work: Callable[[], object]) -> object:
+    """Work that Ctrl-C interrupts, which comes just before DuckDB begins."""
+
+    def run() -> object:
+        signal.pthread_kill(main, signal.SIGINT)
+        return work()
+
+    main = threading.get_ident()
+    return interruptible(connection, run)
+
+
+@pytest.mark.parametrize("arguments", [["query", ENDLESS], ["export", "out.csv"], ["export", "out.parquet"]])
+def test_ctrl_c_ends_a_question(
+    store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tables if arguments[0] == "query" else reading, "interruptible", interrupted)
+    result = call(store, *arguments)
+    assert (result.code, result.out, result.err) == (130, "", "")
+    assert list(tmp_path.iterdir()) == [store]
+
+
+def test_ctrl_c_ends_a_question_in_a_process(store: Path, tmp_path: Path) -> None:
+    """While DuckDB is at work, which the rows that it writes show."""
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    question = f"COPY (SELECT i FROM range(1_000_000_000_000) AS t(i)) TO '{rows / 'x.csv'}'"
+    with subprocess.Popen(
+        [*INTERRUPTED_PROGRAM, "--store", str(store), "query", question], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            while not any(file.stat().st_size for file in rows.iterdir()):
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60) == (b"", b"")
+        finally:
+            process.kill()
+    assert process.returncode == 130
 
 
 def test_a_question_about_the_past(store: Path) -> None:

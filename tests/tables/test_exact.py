@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 import opslog
 from opslog.tables.documents import NOTE
@@ -73,6 +74,22 @@ def test_each_value_is_exact(
 def test_an_object_with_very_many_fields_is_text(store: opslog.Store[dict[str, Any]]) -> None:
     kind, _ = column(store, {f"id-{number}": number for number in range(300)})
     assert kind == "string"
+
+
+@pytest.mark.parametrize("levels", [32, 33, 63, 253])
+def test_a_deep_value_is_text(store: opslog.Store[dict[str, Any]], tmp_path: Path, levels: int) -> None:
+    value: object = 1
+    for level in range(levels):
+        value = {"a": value} if level % 2 else [value]
+    store["good"], store["deep"] = {"n": 1}, {"x": value}
+    table = store.to_arrow()
+    [found, nothing] = table.column("x").to_pylist()
+    assert nothing is None
+    assert value == (orjson.loads(found) if levels > 32 else found)
+    assert (table.schema.field("x").metadata is not None) == (levels > 32)
+    assert store.sql("SELECT [documents] AS rows FROM documents WHERE id = 'good'").num_rows == 1
+    assert store.find().to_arrow().num_rows == 2
+    parquet.write_table(table, tmp_path / "x.parquet")
 
 
 def test_a_column_of_different_types_has_a_note(store: opslog.Store[dict[str, Any]]) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import msgspec
 import pytest
 
 import opslog
 from opslog import aio
-from opslog.tables import arrow
+from opslog.tables import arrow, tables
+from opslog.tables.interruptible import interruptible
 
 Store = opslog.Store[dict[str, Any]]
 
@@ -112,6 +116,80 @@ def test_names_are_found_in_every_place_of_a_query(store: Store) -> None:
     assert answer(store, "SELECT owner.name FROM documents WHERE hours > 2 ORDER BY status") == [("n",)]
     assert answer(store, 'SELECT d."Status" FROM documents d JOIN commits c USING (id)') == [("a",)]
     assert answer(store, "SELECT max(hours) FILTER (status = 'a') FROM documents GROUP BY owner") == [(3,)]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        # Both group by each column that they do not name.
+        (
+            "SELECT active FROM documents PIVOT (count(*) FOR status IN ('active', 'done')) ORDER BY 1",
+            [(0,), (1,), (1,)],
+        ),
+        ("SELECT sum(hours) FROM (SELECT #8 AS hours FROM documents)", [(15,)]),
+        ("SELECT count(*) FROM information_schema.columns WHERE table_name = 'documents'", [(8,)]),
+        ("SELECT count(*) FROM duckdb_columns() WHERE table_name = 'documents'", [(8,)]),
+        ("SELECT count(*) FROM pragma_table_info('documents')", [(8,)]),
+        ("SELECT column_name FROM (DESCRIBE documents) WHERE column_name = 'hours'", [("hours",)]),
+        ("SELECT name FROM (SHOW TABLES) ORDER BY name", [("archive",), ("commits",), ("documents",)]),
+        ("SELECT hours FROM query_table('documents') ORDER BY hours LIMIT 1", [(3,)]),
+    ],
+)
+def test_a_query_that_sees_columns_without_naming_them_has_all(
+    store: Store, query: str, expected: list[tuple[object, ...]]
+) -> None:
+    for number, status in enumerate(("active", "done", "active")):
+        store[f"{number}"] = {"kind": "task", "status": status, "hours": 3 + 2 * number}
+    assert answer(store, query) == expected
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM documents WHERE data->>'n' = '1'",
+        "SELECT d.*, d.data FROM documents d",
+        "SELECT * EXCLUDE (ts), data AS text FROM documents",
+        "SELECT * FROM (SELECT *, data AS text FROM documents) x",
+        "SELECT * EXCLUDE (data) FROM documents",
+        "SELECT COLUMNS(*) FROM documents ORDER BY data",
+        "SELECT * FROM documents AS d WHERE EXISTS (SELECT 1 FROM documents AS e WHERE e.data = d.data)",
+    ],
+)
+def test_a_star_does_not_stand_for_data_which_can_be_named_beside_it(store: Store, query: str) -> None:
+    store["x"] = {"n": 1}
+    table = store.sql(query)
+    assert ("data" in table.column_names) == query.startswith("SELECT d.*, d.data")
+    assert table.column("n").to_pylist() == [1]
+
+
+def test_a_star_stands_for_data_of_other_tables(store: Store) -> None:
+    store["x"] = {"n": 1}
+    joined = store.sql("SELECT * FROM documents AS d JOIN commits AS c USING (id) WHERE d.data = $t", {"t": '{"n":1}'})
+    assert joined.column_names.count("data") == 1
+    assert answer(store, "SELECT * FROM (SELECT data FROM documents)") == [('{"n":1}',)]
+    assert answer(store, "SELECT *, data FROM documents AS d(a, b, c, e, f, g)")[0][-1] == '{"n":1}'
+    assert answer(store, "WITH Documents AS (SELECT 1 AS data) SELECT *, data + 1 FROM documents") == [(1, 2)]
+    assert answer(store, "SELECT * REPLACE (1 AS n, 2 AS data) FROM documents")[0][-2:] == (1, 2)
+
+
+def test_views_and_macros_have_the_current_documents(store: Store) -> None:
+    store["x"] = {"n": 1, "m": 1}
+    for statement in (
+        "CREATE VIEW v AS SELECT n FROM documents",
+        "CREATE VIEW w AS SELECT data->>'n' AS text, op FROM v, documents JOIN commits USING (id, data)",
+        "CREATE TABLE t AS SELECT n FROM documents",
+    ):
+        store.sql(statement)
+    assert answer(store, "SELECT n FROM v") == [(1,)]
+    store["x"] = {"n": 2.5}
+    assert answer(store, "SELECT * FROM V") == [(2.5,)]
+    assert answer(store, "SELECT * FROM w") == [("2.5", "set")]
+    assert answer(store, "SELECT * FROM t") == [(1,)]
+    assert "data" not in store.sql("SELECT * FROM documents, v").column_names
+    store.sql("CREATE MACRO largest() AS (SELECT max(n) FROM documents)")
+    store.sql("CREATE MACRO ids() AS TABLE SELECT id FROM documents")
+    assert answer(store, "SELECT largest() FROM documents") == [(2.5,)]
+    assert answer(store, "FROM ids()") == [("x",)]
 
 
 def test_commits_are_a_table(store: Store) -> None:
@@ -216,6 +294,40 @@ def test_many_updates_leave_few_chunks(store: Store) -> None:
     assert table.num_rows == 70
     assert table.column("n").num_chunks < 12
     assert table.column("id").to_pylist() == sorted(store)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_a_signal_ends_a_query_and_leaves_the_store_usable(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Whatever its handler raises. A second signal changes nothing."""
+    store["x"] = {"n": 1}
+
+    def interrupted(connection: duckdb.DuckDBPyConnection, work: Callable[[], object]) -> object:
+        def run() -> object:
+            signal.pthread_kill(main, signal.SIGINT)
+            try:
+                return work()
+            finally:
+                signal.pthread_kill(main, signal.SIGINT)
+                ended.append(True)
+
+        return interruptible(connection, run)
+
+    def handler(number: int, frame: object) -> None:
+        raise error("of the handler")
+
+    main, ended = threading.get_ident(), list[bool]()
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(tables, "interruptible", interrupted)
+            with pytest.raises(error, match="of the handler"):
+                store.sql("SELECT count(*) FROM range(1_000_000_000_000) AS t(i) WHERE i % 7 = 3")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended
+    assert answer(store, "SELECT n FROM documents") == [(1,)]
 
 
 AT_EXIT = """
