@@ -125,6 +125,8 @@ def without(column: pa.ChunkedArray, rows: Sequence[int]) -> pa.ChunkedArray:
 
 def rows_of(column: pa.ChunkedArray, values: Iterable[str]) -> list[int]:
     """The numbers of the rows that have one of these values, ascending."""
+    if not column.num_chunks:  # versions of pyarrow before 26 crash on such a column
+        return []
     # `pa.array` of a list would import pandas, which takes longer than most queries.
     wanted = texts([value.encode() for value in values])
     found = pc.indices_nonzero(pc.is_in(column, value_set=wanted))
