@@ -15,6 +15,7 @@ PREPARED_ELSEWHERE = {
     "opslog/doors/arguments.py",
     "opslog/format/checksum.py",
     "opslog/format/torn.py",
+    "spark/read/typed.py",
     "server/subscriptions/store.py",
 }
 # Only one thread calls these: in the command line, at the start of a server, in the demo, in the worker processes of
