@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from itertools import chain
+from typing import Literal
 
 import msgspec
 import orjson
@@ -33,9 +34,26 @@ _log = logging.getLogger("opslog.server")
 _CHUNK_BYTES = 1024 * 1024
 
 
+class _Headers(msgspec.Struct):
+    operation: Literal["insert", "delete"]
+
+
+class _Value(msgspec.Struct):
+    path: str
+    content_type: str = msgspec.field(name="contentType")
+
+
 class _Message(msgspec.Struct):
+    """A message that announces a stream. An insert has a value whose path is the key."""
+
+    type: Literal["stream"]
     key: str
-    headers: dict[str, str]
+    headers: _Headers
+    value: _Value | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        return self.headers.operation == "delete" or (self.value is not None and self.value.path == self.key)
 
 
 _message = msgspec.json.Decoder(_Message)
@@ -71,9 +89,8 @@ class Registry:
         announced = self._announced()
         self._streams.observers.append(self._notice)
         for stream in self._streams.list():
-            if stream.path not in announced and stream.path != REGISTRY:
+            if announced.pop(stream.path, None) != stream.content_type and stream.path != REGISTRY:
                 self._queue.put_nowait(_inserted(stream))
-            announced.discard(stream.path)
         for path in sorted(announced):
             self._queue.put_nowait(_deleted(path))
         self._task = asyncio.get_running_loop().create_task(self._write())
@@ -86,9 +103,14 @@ class Registry:
             await self._queue.join()
             self._task.cancel()
 
-    def _announced(self) -> set[str]:
-        """The paths of the streams that a reader of the whole registry knows."""
-        known: set[str] = set()
+    def _announced(self) -> dict[str, str | None]:
+        """The streams that a reader of the whole registry knows: their content types, by path.
+
+        A message of a client may mean something to a reader, which may forget or change any stream. So each stream that
+        was announced before such a message has None, and is announced again.
+        """
+        known: dict[str, str | None] = {}
+        doubtful: dict[str, None] = {}
         stream, foreign = self._streams.stream(REGISTRY), 0
         position = stream.earliest
         if position:
@@ -103,13 +125,20 @@ class Registry:
                 try:
                     message = _message.decode(text)
                 except (msgspec.DecodeError, RecursionError):
+                    message = None
+                if message is None or not message.is_valid:
                     foreign += 1
+                    doubtful |= dict.fromkeys(known)
+                    known.clear()
                     continue
-                (known.add if message.headers.get("operation") == "insert" else known.discard)(message.key)
+                known.pop(message.key, None)
+                doubtful.pop(message.key, None)
+                if message.value is not None and message.headers.operation == "insert":
+                    known[message.key] = message.value.content_type
             position = found.stop
         if foreign:
             _log.warning("the registry has %d messages that do not announce streams: they were skipped", foreign)
-        return known
+        return doubtful | known
 
     def _notice(self, events: Events) -> None:
         for message in _messages_of(events):

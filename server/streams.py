@@ -164,6 +164,17 @@ class Streams:
         stream = self._shard(path).stream(path)
         return None if stream is None else stream.content_type
 
+    def has_data_of(self, path: str, source: str) -> bool:
+        """Whether `path` is `source`, or the stream there has inherited data of `source`, at any depth of forks."""
+        if path == source:
+            return True
+        stream = self._shard(path).stream(path)
+        if stream is None or not stream.inherited:
+            return False
+        # No other stream gets the path of the source while a fork has its data.
+        found = self._shard(source).stream(source)
+        return found is not None and any(segment.id == found.id for segment in stream.inherited)
+
     def touch(self, stream: Stream) -> None:
         """Note a read of the stream: its time to live begins anew."""
         if stream.ttl is None:

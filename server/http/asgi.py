@@ -173,7 +173,8 @@ class App:
         scope["opslog.token"] = self._admission.admit(scope, name, _right(method))
         if name.startswith(FOLDER):
             await self._check_feed(method, name, scope)
-        elif name == REGISTRY and self._names_local_stores:
+        # A fork of the registry may be of an earlier version, or of a time when the server kept no registry.
+        if self._names_local_stores and self.streams.has_data_of(name, REGISTRY):
             check_local(scope)
         return await handler(name, scope, receive, send)
 

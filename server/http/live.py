@@ -173,9 +173,10 @@ class Live:
         found = self._streams.read(stream, position, _EVENT_BYTES)
         if stream.is_json or not sse.is_text(stream) or not found.chunks or found.stop == stream.tail:
             return found
-        # A text must not be cut within a character, which may begin in one chunk and end in the next.
+        # A text must not be cut within a character, which may begin in one chunk and end in the next, nor within \r\n:
+        # each half would be the end of a line.
         data = b"".join(found.chunks)
-        extra = sse.incomplete_bytes(data)
+        extra = 1 if data.endswith(b"\r") else sse.incomplete_bytes(data)
         if not 0 < extra < len(data):
             return found
         return Range([data[:-extra]], found.stop - extra)

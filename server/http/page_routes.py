@@ -147,7 +147,7 @@ class PageRoutes:
 
     def _one(self, path: str, token: Token | None) -> dict[str, Any]:
         shard = self._streams.storage.shards[self._streams.shard_number(path)]
-        stream = shard.stream(path) if path else None  # LMDB takes no empty key
+        stream = shard.stream(path)
         described = None if stream is None else self._described(stream, token)
         if stream is None or described is None:
             raise Refused(404, "there is no such stream")

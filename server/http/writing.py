@@ -70,6 +70,8 @@ class Writing:
             check(token, request.fork.source, "read")
         if request.fork is not None and is_feed(self._streams, request.fork.source):
             raise Refused(403, "this stream is the feed of a store, and cannot be forked: a fork would keep all of it")
+        if request.fork is not None and request.fork.source == REGISTRY and self._options.registry:
+            raise Refused(403, "this stream is the registry of all streams, and cannot be forked: read it where it is")
         content_type = request.content_type or DEFAULT_CONTENT_TYPE
         if request.fork is not None and request.content_type is None:
             content_type = self._streams.content_type(request.fork.source) or DEFAULT_CONTENT_TYPE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import dropwhile
 
 import msgspec
 
@@ -78,7 +79,8 @@ def _vanished(stream: Stream, position: int) -> VanishedError:
 
 
 def _check_boundary(record: bytes, index: int) -> None:
-    if index not in json_mode.boundaries(record):
+    # It stops at the first boundary that is not before the index: a record may have many messages.
+    if next(dropwhile(index.__gt__, json_mode.boundaries(record)), None) != index:
         raise Refused(400, "the offset lies inside a message: it was not given out by this stream")
 
 

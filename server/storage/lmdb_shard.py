@@ -86,6 +86,8 @@ class LmdbShard:
             if not is_checked:
                 self._check_readable()
             return known
+        if not path:
+            return None  # LMDB takes no empty key
         with self._reading() as txn:
             found = txn.get(path.encode(), db=self._streams)
         return None if found is None else self._decoded(_stream, found, path)

@@ -21,6 +21,8 @@ class Entry:
     :ivar lock: held while a step of this subscription runs.
     :ivar unannounced: a wake began, and workers may not have been notified of it yet.
     :ivar retry_at: the time of the event loop at which what has failed is tried again; None: nothing has failed.
+    :ivar sent: the ids of the streams that the worker of the wake under way was sent, by path. They are not stored, so
+        a new process begins with those of the links.
     :ivar post: posts its webhook. The next post ends this one, whose wake is over, so that no answer to it counts.
     :ivar timer: fires when the subscription has to act by itself.
     """
@@ -28,6 +30,7 @@ class Entry:
     def __init__(self, subscription: Subscription, links: dict[str, Link]) -> None:
         self.subscription = subscription
         self.links = links
+        self.sent = {path: link.stream_id for path, link in links.items()}
         self.pending: set[str] = set()
         self.news: set[str] = set()
         self.stirred = False

@@ -213,6 +213,7 @@ class Subscriptions:
                 raise SubscriptionRefused(409, "NO_PENDING_WORK", "all of its streams are processed")
             snapshot = {path: self._steps.tail(path) for path in entry.pending}
             await self._steps.commit(entry, replace(claimed, snapshot=snapshot))
+            entry.sent = {path: self._steps.end(path).stream_id for path in entry.links}
             return entry.subscription, self.keys.token(id, claimed.generation, now), self.infos(entry)
 
     async def acknowledge(self, id: str, token: str, body: Mapping[str, object], *, pull_wake: bool) -> bool:
@@ -270,8 +271,8 @@ class Subscriptions:
         subscriptions.check_fence(subscription, generation, body.get("generation"), body.get("wake_id"))
 
     def _acknowledged(self, entry: Entry, acks: list[Ack]) -> dict[str, Link | None]:
-        tails = {path: self._steps.tail(path) for path, _ in acks}
-        moved = subscriptions.acknowledged(entry.links, tails, acks)
+        ends = {path: self._steps.end(path) for path, _ in acks}
+        moved = subscriptions.acknowledged(entry.links, ends, acks, entry.sent)
         for path, link in moved.items():
             self._check_boundary(path, link.acked_offset)
         return {**moved}

@@ -191,9 +191,13 @@ def check_fence(subscription: Subscription, token_generation: int, generation: o
         raise SubscriptionRefused(409, "FENCED", "this wake is over: another generation is the current one")
 
 
-def acknowledged(links: Mapping[str, Link], tails: Mapping[str, str], acks: Sequence[Ack]) -> dict[str, Link]:
+def acknowledged(
+    links: Mapping[str, Link], ends: Mapping[str, End], acks: Sequence[Ack], sent: Mapping[str, int]
+) -> dict[str, Link]:
     """The links that `acks` move.
 
+    :param ends: the present ends of the streams that `acks` name.
+    :param sent: the ids of the streams that the worker was sent, by path; 0: there was no stream.
     :raises SubscriptionRefused: one of them is impossible, so none is carried out.
     """
     moved: dict[str, Link] = {}
@@ -203,10 +207,13 @@ def acknowledged(links: Mapping[str, Link], tails: Mapping[str, str], acks: Sequ
             raise _impossible(f"{path!r} is not a stream of this subscription")
         if parse_offset(offset) is None:
             raise _impossible(f"{offset!r} is not an offset that this server gave out")
+        end, sent_id = ends[path], sent.get(path, 0)
+        if sent_id and end.stream_id and end.stream_id != sent_id:
+            raise _impossible(f"another stream has taken the path {path!r}, and this wake is not for that one")
         if offset < link.acked_offset:
             raise _impossible(f"{path!r} is acknowledged up to {link.acked_offset} already")
-        if offset > tails.get(path, ZERO):
-            raise _impossible(f"{path!r} ends at {tails.get(path, ZERO)}")
+        if offset > end.offset:
+            raise _impossible(f"{path!r} ends at {end.offset}")
         moved[path] = replace(link, acked_offset=offset)
     return moved
 

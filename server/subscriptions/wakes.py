@@ -116,6 +116,8 @@ class Wakes:
                 subscription = subscriptions.extended(subscription, self._environment.time())
             await self.steps.commit(entry, subscription)
             body = self._body(entry)
+            entry.sent = {path: link.stream_id for path, link in entry.links.items()}
+            entry.sent.update({path: end.stream_id for path, end in sent.items()})
             # From here on, the wake is tried again by its own rules: after a failed delivery, and after its lease.
             entry.unannounced = False
         url = subscription.config.webhook_url

@@ -12,6 +12,7 @@ from opslog.server.followers import Followers
 from opslog.server.protocol.model import Stream
 from opslog.server.protocol.ranges import Range
 from tests.server.conftest import Make
+from tests.support.asgi import Caller
 
 TEXT = {"content-type": "text/plain"}
 JSON = {"content-type": "application/json"}
@@ -207,3 +208,11 @@ def test_the_waits_of_a_follower_share_a_timer_and_each_has_its_time() -> None:
         assert followers.count == 0
 
     asyncio.run(scenario())
+
+
+def test_an_event_never_ends_between_a_carriage_return_and_its_line_feed(client: Caller) -> None:
+    before = b"a" * (256 * 1024 - 1)
+    client.put("text", content=before + b"\r\nb\r", headers={"content-type": "text/plain", "stream-closed": "true"})
+    body = client.get("text", params={"offset": "-1", "live": "sse"}).content
+    events = [event for event in body.split(b"\n\n") if event.startswith(b"event: data\n")]
+    assert events == [b"event: data\ndata:" + before, b"event: data\ndata:\ndata:b\ndata:"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from opslog.server import Options
 from opslog.server.http.asgi import App
+from opslog.server.protocol.appending import Append
 from opslog.server.protocol.transaction import Transaction
 from opslog.server.storage.directory import DirectoryStorage
 from opslog.server.streams import REGISTRY
@@ -73,7 +75,9 @@ def test_messages_that_do_not_announce_streams_are_skipped(tmp_path: Path, caplo
     deep = b'{"value":' * 900 + b"1" + b"}" * 900
     with served(tmp_path) as client:
         client.put("a", headers=JSON)
-        client.put(REGISTRY, content=b'[{"a":1},{"key":1,"headers":{}},"text",%b]' % deep, headers=JSON)
+        client.put(REGISTRY, content=b'[{"a":1},{"key":1,"headers":{}},"text"]', headers=JSON)
+        # Versions 0.1 and 0.2 had no limit of levels of their own.
+        client.run(client.application.streams.append(Append(REGISTRY, JSON["content-type"], deep + b",")))
     assert not caplog.records
     with served(tmp_path, registry=True) as client:
         until(lambda: known(client) == {"a"})
@@ -119,3 +123,60 @@ def test_a_registry_that_cannot_be_written_keeps_no_server_from_starting(
         assert client.delete(REGISTRY).status_code == 204
     with served(tmp_path, registry=True) as client:
         until(lambda: known(client) == {"a"})
+
+
+def announcement(path: str, content_type: str = JSON["content-type"]) -> dict[str, Any]:
+    value = {"path": path, "contentType": content_type, "createdAt": 1}
+    return {"type": "stream", "key": path, "value": value, "headers": {"operation": "insert"}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        announcement("a") | {"type": "other"},
+        announcement("a") | {"value": None},
+        announcement("a") | {"value": {"path": "b", "contentType": JSON["content-type"]}},
+        announcement("a") | {"value": {"path": "a", "contentType": 1}},
+        announcement("a") | {"headers": {"operation": "update"}},
+        announcement("a", "text/plain"),
+    ],
+    ids=["type", "no value", "path", "content type of another kind", "operation", "another content type"],
+)
+def test_messages_of_another_form_hide_no_streams(tmp_path: Path, message: dict[str, Any]) -> None:
+    with served(tmp_path) as client:
+        client.put("a", headers=JSON)
+        client.put(REGISTRY, content=json.dumps([message]).encode(), headers=JSON)
+    for _ in range(2):  # the second start announces nothing again
+        with served(tmp_path, registry=True) as client:
+            until(lambda: len(client.get(REGISTRY).json()) > 1)
+            _, announced = client.get(REGISTRY).json()
+            assert (announced["key"], announced["value"]["contentType"]) == ("a", JSON["content-type"])
+
+
+def test_what_was_announced_before_a_message_of_a_client_is_announced_again(tmp_path: Path) -> None:
+    with served(tmp_path, registry=True) as client:
+        for path in ("a", "b"):
+            client.put(path, headers=JSON)
+        until(lambda: known(client) == {"a", "b"})
+    with served(tmp_path) as client:
+        client.delete("b")
+        client.post(REGISTRY, content=b'[{"headers":{"control":"reset"}}]', headers=JSON)
+    for _ in range(2):
+        with served(tmp_path, registry=True) as client:
+            until(lambda: len(client.get(REGISTRY).json()) > 3)
+            again = client.get(REGISTRY).json()[3:]
+            assert [(message["key"], message["headers"]["operation"]) for message in again] == [
+                ("a", "insert"),
+                ("b", "delete"),
+            ]
+
+
+def test_the_registry_cannot_be_forked(tmp_path: Path) -> None:
+    fork = {"stream-forked-from": f"/v1/stream/{REGISTRY}"}
+    with served(tmp_path, registry=True) as client:
+        answer = client.put("fork", headers=fork)
+        assert answer.status_code == 403
+        assert answer.text.startswith("this stream is the registry of all streams, and cannot be forked")
+        assert client.get("fork").status_code == 404
+    with served(tmp_path) as client:
+        assert client.put("fork", headers=fork).status_code == 201, "it is an ordinary stream now"

@@ -9,6 +9,7 @@ import pytest
 from opslog.server import Options
 from opslog.server.http.asgi import App
 from opslog.server.storage.memory import MemoryStorage
+from opslog.server.stores.served import ServedStores
 from tests.server.test_rest import Rest, problem
 from tests.support.asgi import Caller
 
@@ -67,6 +68,25 @@ def test_no_page_of_another_site_reads_the_registry_where_it_names_stores(tmp_pa
     assert rest.get("__registry__", headers={**here, "Origin": "https://evil.example"}).status_code == 403
     assert rest.get("__registry__", headers=here).status_code == 200
     rest.close()
+
+
+@pytest.mark.parametrize("fork", ["fork", "stores/fork"])
+def test_no_page_of_another_site_reads_forks_of_the_registry(tmp_path: Path, fork: str) -> None:
+    storage, elsewhere = MemoryStorage(), {"Host": "127.0.0.1:4437", "Origin": "https://evil.example"}
+    # A server that keeps no registry takes it for an ordinary stream.
+    client = Caller(App(storage, Options(local_stores=True)))
+    client.put("__registry__", content=b'["stores/tasks"]', headers={"content-type": "application/json"})
+    for path, source in ((fork, "__registry__"), ("fork of it", fork), ("other", "")):
+        headers = {"stream-forked-from": f"/v1/stream/{source}"} if source else {}
+        assert client.put(path, headers=headers).status_code == 201
+    client.close()
+    stores = ServedStores({"tasks": str(tmp_path / "tasks")}, "main")
+    client = Caller(App(storage, Options(local_stores=True, registry=True), stores=stores))
+    for path in (fork, "fork of it"):
+        assert client.get(path, headers=elsewhere).status_code == 403
+        assert client.get(path, headers={"Host": "127.0.0.1:4437"}).json() == ["stores/tasks"]
+    assert client.get("other", headers=elsewhere).status_code == 200
+    client.close()
 
 
 def test_no_page_of_another_site_uses_subscriptions_where_they_name_stores(tmp_path: Path) -> None:

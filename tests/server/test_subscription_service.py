@@ -24,6 +24,7 @@ from opslog.server.subscriptions import store as subscription_store
 from opslog.server.subscriptions.service import Subscriptions
 from opslog.server.subscriptions.subscription import Config, Subscription
 from opslog.server.subscriptions.webhook_delivery import Delivery
+from tests.support.asgi import Caller
 
 ROOT = "http://here/v1/stream/__ds/subscriptions"
 
@@ -501,3 +502,67 @@ async def test_a_burst_of_appends_is_one_wake() -> None:
         await asyncio.gather(*(here.append("a/x", number) for number in range(300)))
         await settled(here)
         assert len(hook.bodies) == 1
+
+
+def claimed(client: Caller) -> tuple[dict[str, Any], Callable[..., httpx.Response]]:
+    """Make a stream `a` that a subscription follows, and claim its wake. Returns the claim, and acknowledges by it."""
+    config = {"type": "pull-wake", "streams": ["a"], "wake_stream": "wakes"}
+    assert client.put("__ds/subscriptions/s", content=json.dumps(config).encode()).status_code == 201
+    client.put("a", content=b"old data", headers={"content-type": "text/plain"})
+    claim: dict[str, Any] = client.post("__ds/subscriptions/s/claim", content=b'{"worker":"w"}').json()
+
+    def acknowledge(path: str, offset: str) -> httpx.Response:
+        body = {"generation": claim["generation"], "wake_id": claim["wake_id"]}
+        return client.post(
+            "__ds/subscriptions/s/ack",
+            content=json.dumps(body | {"acks": [{"stream": path, "offset": offset}]}).encode(),
+            headers={"authorization": f"Bearer {claim['token']}"},
+        )
+
+    return claim, acknowledge
+
+
+@pytest.mark.parametrize("path", ["", "b", "b" * 600])
+def test_an_acknowledgement_of_a_stream_that_cannot_be_is_refused(client: Caller, path: str) -> None:
+    claim, acknowledge = claimed(client)
+    answer = acknowledge(path, claim["streams"][0]["tail_offset"])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "INVALID_OFFSET")
+
+
+def test_an_acknowledgement_is_for_the_stream_that_was_sent(client: Caller) -> None:
+    claim, acknowledge = claimed(client)
+    (sent,) = claim["streams"]
+    client.delete("a")
+    client.put("a", content=b"new data", headers={"content-type": "text/plain"})
+    answer = acknowledge("a", sent["tail_offset"])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "INVALID_OFFSET")
+    assert "another stream has taken the path 'a'" in answer.json()["error"]["message"]
+    (stream,) = client.get("__ds/subscriptions/s").json()["streams"]
+    assert stream["acked_offset"] < sent["tail_offset"]
+
+
+def test_an_acknowledgement_may_go_beyond_what_was_sent(client: Caller) -> None:
+    _, acknowledge = claimed(client)
+    answer = client.post("a", content=b", more", headers={"content-type": "text/plain"})
+    assert acknowledge("a", answer.headers["stream-next-offset"]).status_code == 200
+    (stream,) = client.get("__ds/subscriptions/s").json()["streams"]
+    assert stream["acked_offset"] == answer.headers["stream-next-offset"]
+
+
+@case
+async def test_a_callback_is_for_the_stream_that_was_posted() -> None:
+    hook = Hook(False)
+    async with running(hook) as here:
+        await here.webhook(pattern="a/*")
+        await here.create("a/x", "old data")
+        await until(lambda: bool(hook.bodies))
+        await settled(here)
+        (body,) = hook.bodies
+        await here.streams.delete("a/x")
+        await here.create("a/x", "new data")
+        await settled(here)
+        acks = [{"stream": "a/x", "offset": body["streams"][0]["tail_offset"]}]
+        wake = {"wake_id": body["wake_id"], "generation": body["generation"]}
+        answer = await here.post("callback", body["callback_token"], **wake, acks=acks)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "INVALID_OFFSET")
+        assert (await here.links())["a/x"] == ("glob", "-1")

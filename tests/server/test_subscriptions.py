@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from opslog.server.protocol.offsets import format_offset
 from opslog.server.subscriptions import globs
 from opslog.server.subscriptions import subscription as subscriptions
-from opslog.server.subscriptions.subscription import Ack, Config, Link, Subscription, SubscriptionRefused
+from opslog.server.subscriptions.subscription import Ack, Config, End, Link, Subscription, SubscriptionRefused
 from opslog.server.subscriptions.webhook_keys import JWKS_SECONDS, TOKEN_SECONDS, Keys, Secret, rotated
 
 CONFIG = Config("webhook", "a/*", (), "https://hooks.example/", None, 2000, None)
@@ -148,14 +148,16 @@ def test_only_the_holder_of_the_current_wake_is_accepted() -> None:
 def test_impossible_acks_are_refused_as_a_whole(acks: list[Ack], problem: str) -> None:
     links = {"a/x": Link("a/x", False, True, format_offset(5), 1)}
     with pytest.raises(SubscriptionRefused, match=problem) as refused:
-        subscriptions.acknowledged(links, ENDS, acks)
+        subscriptions.acknowledged(links, {"a/x": End(1, ENDS["a/x"])}, acks, {"a/x": 1})
     assert refused.value.code == "INVALID_OFFSET"
 
 
 def test_acks_move_cursors() -> None:
     links = {"a/x": Link("a/x", False, True, "-1", 1)}
-    moved = subscriptions.acknowledged(links, ENDS, [Ack("a/x", format_offset(10))])
-    assert moved["a/x"].acked_offset == format_offset(10)
+    ends = {"a/x": End(1, ENDS["a/x"])}
+    for sent in ({"a/x": 1}, {"a/x": 0}, {}):
+        moved = subscriptions.acknowledged(links, ends, [Ack("a/x", format_offset(10))], sent)
+        assert moved["a/x"].acked_offset == format_offset(10)
     assert subscriptions.behind("-1", format_offset(1))
     assert not subscriptions.behind("-1", format_offset(0)), "an empty stream has nothing"
 
