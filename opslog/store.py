@@ -246,10 +246,9 @@ class Store(MutableMapping[str, T], Generic[T]):
                 outer.write(record)
 
     def undo(self) -> bool:
-        """Cancel this agent's newest commit that is not cancelled yet, even one of an earlier session; a batch wholly.
-
-        The document gets the record that would have won without that commit; later plain writes of others stay. Undo
-        reaches back over the store's undo window, counted in commits of one log, undos included.
+        """Cancel this agent's newest commit that is not cancelled yet, even if an earlier session wrote it. A batch is
+        cancelled as a whole. The document gets the record that would have won without that commit; later plain writes
+        of others stay. Undo reaches back over the undo window, counted in commits of one log, undos included.
 
         :returns: False when there is nothing left to undo.
         :raises ConflictError: it was a transaction, and others have written one of its documents since.

@@ -9,8 +9,10 @@ import pytest
 
 from opslog.errors import InvalidNameError
 from opslog.format.layout import (
+    AGENT_CHARACTERS_MAX,
     Kind,
     archive_path,
+    check_agent,
     check_name,
     index_path,
     kind_of,
@@ -111,3 +113,10 @@ def test_a_file_being_created_is_temporary_until_it_has_its_name(nonce: str) -> 
         temporary = temporary_path(path, nonce)
         assert re.fullmatch(r"\.tmp-[A-Za-z0-9]+", temporary.removeprefix(path))
         assert kind_of(temporary) is Kind.TEMPORARY, temporary
+
+
+def test_no_agent_has_a_longer_name_than_is_said() -> None:
+    longest = "x" * AGENT_CHARACTERS_MAX
+    assert check_agent(longest) == longest
+    with pytest.raises(InvalidNameError):
+        check_agent(longest + "x")

@@ -10,13 +10,11 @@ from typing import Any
 from opslog.environment import REAL
 from opslog.errors import InvalidNameError
 from opslog.format.documents import Document
-from opslog.format.layout import check_agent
+from opslog.format.layout import AGENT_CHARACTERS_MAX, check_agent
 from opslog.opening import open as open_store
 from opslog.store import Store
 
 _HOST_MAX = 40
-# The longest name that `check_agent` accepts.
-_AGENT_MAX = 128
 _UNUSABLE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -28,7 +26,7 @@ def session_name(base: str) -> str:
     """
     host = _UNUSABLE.sub("-", socket.gethostname().partition(".")[0])[:_HOST_MAX] or "host"
     rest = f".{host}.{os.getpid()}.{REAL.nonce()[:8]}"
-    if len(base) > (longest := _AGENT_MAX - len(rest)):
+    if len(base) > (longest := AGENT_CHARACTERS_MAX - len(rest)):
         raise InvalidNameError(
             f"no session can be called {base!r}: host, process and a random part follow, so on this machine the name "
             f"has at most {longest} characters"

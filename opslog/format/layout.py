@@ -35,6 +35,8 @@ STORE = "store.json"
 # The log of all agents' transactions, which has many writers (`Backend.append_at`). No agent can have its name.
 TRANSACTIONS = "transactions"
 
+# The longest name that an agent can have, as the next pattern says.
+AGENT_CHARACTERS_MAX = 128
 _NAME = r"(?a)[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _MANIFEST = r"(?a)manifests/([0-9]{20})\.json"
 _RUN = r"(?a)snapshots/(([0-9]{20})-[A-Za-z0-9]+)/part-[0-9]{5}\.(?:jsonl|index)"
