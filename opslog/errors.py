@@ -277,7 +277,8 @@ class SchemaVersionError(DataError):
 
 
 class SchemaMismatchError(DataError):
-    """A document is not damaged, but does not fit the type that the store was opened with.
+    """A document is not damaged, but does not fit the type that the store was opened with, or `migrate` returned
+    something else than a document.
 
     :ivar id: the document.
     :ivar version: the schema version it was written under.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,29 @@ def test_after_a_restore_other_commits_of_the_same_clocks_and_lengths_are_notice
         assert {change.id for change in changes} == {"x", "task-2"}
 
 
+def test_after_a_restore_other_transactions_of_the_same_ts_are_noticed(tmp_path: Path) -> None:
+    """In the shared log `ts` never goes back: it stands still after a transaction of a machine whose clock is ahead."""
+    path, backup = tmp_path / "store", tmp_path / "backup"
+    ahead = Environment(time=lambda: time.time() + 3600)
+    with opslog.open(path, agent="ahead", environment=ahead) as a:
+        a.create("x", {"n": 0})
+    shutil.copytree(path, backup)
+    with open_writer(str(path), "a") as a:
+        a.modify("x", lambda document: {"n": 1})
+        token = a.changes().token
+        lost = a.record("x")
+    shutil.rmtree(path)
+    backup.rename(path)
+    with open_writer(str(path), "a") as a:
+        a.modify("x", lambda document: {"n": 2})
+        found = a.record("x")
+        assert lost is not None and found is not None
+        assert (found.clock, found.ts) == (lost.clock, lost.ts)
+        changes = a.changes(token)
+        assert changes.reset
+        assert [change.document for change in changes] == [{"n": 2}]
+
+
 def test_a_copy_without_an_id_begins_again_with_a_token_of_its_source(tmp_path: Path) -> None:
     """If it has other commits than the source, though of the same clocks and lengths."""
     source, target = str(tmp_path / "source"), str(tmp_path / "copy")
@@ -277,12 +301,17 @@ def test_a_copy_without_an_id_begins_again_with_a_token_of_its_source(tmp_path: 
         assert {change.id for change in changes} == {"x", "z"}
 
 
-def test_a_token_of_an_older_program_has_no_ts_and_is_still_valid(url: str) -> None:
+@pytest.mark.parametrize("length", [0, len("2026-11-20T12:00:00.000000Z")])
+def test_a_token_of_an_older_program_has_less_of_the_mark_and_is_still_valid(url: str, length: int) -> None:
     with open_writer(url, "a") as a:
         a["x"] = {}
+        a.create("z", {})
         token = Token.parse(a.changes().token)
         a["y"] = {}
-        older = {agent: msgspec.structs.replace(saved, ts="") for agent, saved in token.logs.items()}
+        older = {
+            agent: msgspec.structs.replace(saved, mark=saved.mark[:length]) for agent, saved in token.logs.items()
+        }
+        assert older != token.logs
         changes = a.changes(str(msgspec.structs.replace(token, logs=older)))
         assert not changes.reset
         assert [change.id for change in changes] == ["y"]

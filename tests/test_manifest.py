@@ -204,12 +204,26 @@ def test_a_manifest_that_no_decoder_takes(body: bytes) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [Settings(undo_window=-1), Settings(grace_seconds=math.nan), Settings(undo_ttl_seconds=math.inf)],
-    ids=["window", "nan", "inf"],
+    [
+        {"undo_window": -1},
+        {"undo_window": 2.0},
+        {"undo_window": True},
+        {"undo_window": None},
+        {"undo_window": "60"},
+        {"grace_seconds": math.nan},
+        {"grace_seconds": None},
+        {"grace_seconds": True},
+        {"grace_seconds": "60"},
+        {"tombstone_ttl_seconds": None},
+        {"undo_ttl_seconds": math.inf},
+        {"keep_history_seconds": 10**400},
+    ],
+    ids=lambda given: repr(given)[:40],
 )
-def test_no_store_is_made_with_settings_that_cannot_be(settings: Settings) -> None:
+def test_no_store_is_made_with_settings_that_cannot_be(settings: dict[str, Any]) -> None:
+    """Otherwise its first manifest could not be read, and nobody could open it."""
     with pytest.raises(opslog.UsageError, match="cannot have these settings"):
-        opslog.open(f"memory://settings-{next(_numbers)}", settings=settings)
+        opslog.open(f"memory://settings-{next(_numbers)}", settings=Settings(**settings))
 
 
 def test_the_last_clock_is_not_passed() -> None:

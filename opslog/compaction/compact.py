@@ -240,10 +240,11 @@ def _with_history(settings: Settings, keep_history: KeepHistory | None) -> Setti
         return settings
     if keep_history == "forever":
         return msgspec.structs.replace(settings, keep_history_seconds=None)
-    seconds: object = keep_history.total_seconds() if isinstance(keep_history, timedelta) else keep_history
-    if not isinstance(seconds, int | float) or not seconds >= 0:
-        raise UsageError(f'keep_history is a number of seconds, a timedelta or "forever", not {keep_history!r}')
-    return msgspec.structs.replace(settings, keep_history_seconds=float(seconds))
+    seconds = keep_history.total_seconds() if isinstance(keep_history, timedelta) else keep_history
+    settings = msgspec.structs.replace(settings, keep_history_seconds=seconds)
+    if settings.fault:
+        raise UsageError(f'keep_history is a number of seconds, a timedelta or "forever", not {keep_history!r:.80}')
+    return settings
 
 
 class Tail:

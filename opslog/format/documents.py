@@ -148,6 +148,17 @@ def encode(document: object) -> bytes:
     raise InvalidDocumentError(f"the document cannot be stored exactly: at {shown}, {reason}", place)
 
 
+def with_lists(value: Any, depth: int = _DEPTH_MAX) -> Any:
+    """A value with its tuples turned into lists, down to `depth` levels: `msgspec.to_builtins` leaves tuples."""
+    if depth <= 0:
+        return value
+    if isinstance(value, list | tuple):
+        return [with_lists(item, depth - 1) for item in value]
+    if isinstance(value, dict):
+        return {name: with_lists(item, depth - 1) for name, item in value.items()}
+    return value
+
+
 def _find_fault(value: object, place: str, above: dict[int, str]) -> tuple[str, str] | None:
     """(problem, place) of the first value in `value` that JSON cannot represent exactly, or None.
 
@@ -287,7 +298,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
                 return text  # as `encode`, without its call
             return encode(value)
         try:
-            plain = msgspec.to_builtins(value)
+            plain = with_lists(msgspec.to_builtins(value))
             msgspec.convert(plain, self.type)
         except (msgspec.ValidationError, TypeError) as error:
             raise InvalidDocumentError(f"the document is not a valid {type_name(self.type)}: {error}") from error
@@ -345,7 +356,8 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         return self.version is None or record.v == self.version
 
     def text(self, record: Set) -> bytes | msgspec.Raw:
-        """A document's JSON text in the form of the current version. Errors as of `current`."""
+        """A document's JSON text in the form of the current version. Errors as of `current`; without `migrate`, a
+        document of a newer version is returned as it is."""
         if self.migrate is None or self.is_current(record):
             return record.data
         return orjson.dumps(self.current(record))
@@ -354,6 +366,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         """The document as JSON in the form of the current version, decoded anew.
 
         :raises SchemaVersionError: written under a newer version.
+        :raises SchemaMismatchError: `migrate` returned something else than a document.
         """
         if self.is_current(record):
             return record.document
@@ -368,4 +381,15 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
                 record.id,
                 record.v,
             )
-        return self.migrate(document, record.v) if self.migrate else document
+        if self.migrate is None:
+            return document
+        current = self.migrate(document, record.v)
+        if not isinstance(current, dict):  # otherwise the document would seem to be absent
+            raise SchemaMismatchError(
+                f"document {record.id!r}, written by {record.author} at clock {record.clock} under version {record.v} "
+                f"of the schema, is not damaged: correct what `migrate` returns for this version. It returned "
+                f"{type_name(type(current))}, and has to return the document, a dict, even if it changes it in place",
+                record.id,
+                record.v,
+            )
+        return current

@@ -7,7 +7,7 @@ empty snapshot.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -123,12 +123,15 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def fault(self) -> str | None:
         """The setting that is invalid, None if all are valid."""
-        if not 0 <= self.undo_window <= _WINDOW_MAX:
-            return f"undo_window is a number of commits from 0 to {_WINDOW_MAX}, not {self.undo_window!r}"
+        # Exact types: a manifest with another one could not be read again.
+        if type(self.undo_window) is not int or not 0 <= self.undo_window <= _WINDOW_MAX:
+            return f"undo_window is a number of commits from 0 to {_WINDOW_MAX}, not {self.undo_window!r:.80}"
         for name in ("grace_seconds", "tombstone_ttl_seconds", "undo_ttl_seconds", "keep_history_seconds"):
             seconds = getattr(self, name)
-            if not (seconds is None or (math.isfinite(seconds) and seconds >= 0)):
-                return f"{name} is a number of seconds from 0 on, not {seconds!r}"
+            if seconds is None and name == "keep_history_seconds":
+                continue
+            if type(seconds) not in (int, float) or not 0 <= seconds <= sys.float_info.max:
+                return f"{name} is a number of seconds from 0 on, not {seconds!r:.80}"
         return None
 
 

@@ -158,18 +158,24 @@ class Chunk(msgspec.Struct, frozen=True):
         offsets = accumulate(lengths, initial=self.offset)
         return [(self.segment, offset) for offset, _ in zip(offsets, self.commits, strict=False)]
 
-    def last_ts(self) -> str:
-        """The `ts` of the last commit."""
+    def last_mark(self) -> str:
+        """The mark (`mark_of`) of the last commit."""
         if not isinstance(self.commits, ScannedCommits):
-            return self.commits[-1].ts
+            return mark_of(self.commits[-1])
         last = decode_commit(self.lines[self.lines.rfind(b"\n", 0, -1) + 1 :])
         assert last is not None, "its line was read before"
-        return last.ts
+        return mark_of(last)
+
+
+def mark_of(commit: Commit) -> str:
+    """What distinguishes a commit from another one of the same log and clock, which is there instead after a restore
+    from a backup: its `ts`; and its nonce if it is a transaction, because their `ts` stands still while it is ahead."""
+    return commit.ts + commit.tx
 
 
 class Cursor(msgspec.Struct):
     """How far an agent's log was read: `commits` of them, up to byte `offset` of `segment`, the last at `clock`, and
-    with this `ts`."""
+    with this `mark` (`mark_of`)."""
 
     agent: str
     segment: int = START.segment
@@ -181,7 +187,7 @@ class Cursor(msgspec.Struct):
     # The position that the log must reach, according to a manifest.
     end: tuple[int, int] = (0, 0)
     # Empty if the last commit was not read.
-    ts: str = ""
+    mark: str = ""
 
     @classmethod
     def at(cls, agent: str, cut: Cut) -> Cursor:
@@ -222,7 +228,7 @@ class Cursor(msgspec.Struct):
         if cut.commits != self.commits or cut.position <= self.position:
             return self
         return Cursor(
-            self.agent, cut.segment, cut.offset, cut.commits, self.clock, cut.needed_segment, self.end, self.ts
+            self.agent, cut.segment, cut.offset, cut.commits, self.clock, cut.needed_segment, self.end, self.mark
         )
 
     def read(self, source: LogSource, segments: list[Segment]) -> Iterator[tuple[Cut, Commit]]:
@@ -251,14 +257,14 @@ class Cursor(msgspec.Struct):
 
         :param scans: whether the commits of a chunk may be `ScannedCommits`, for readers that need few of them.
         """
-        end, clock, ts, later = self.position, self.clock, self.ts, None
+        end, clock, mark, later = self.position, self.clock, self.mark, None
         commits = 0
         for number, size, _ in reversed(coming := self.coming(segments)):
             for chunk in self._read_segment_back(source, number, size, scans):
                 self._check(chunk, later)
                 if later is None:
                     end, clock = (number, chunk.offset + len(chunk.lines)), last_clock(chunk.commits)
-                    ts = chunk.last_ts()
+                    mark = chunk.last_mark()
                 later = chunk
                 commits += len(chunk.commits)
                 yield chunk
@@ -269,7 +275,7 @@ class Cursor(msgspec.Struct):
         if coming and not source.segments_grow:
             self.segment, self.offset = last + 1, 0
         self.commits += commits
-        self.clock, self.ts = clock, ts
+        self.clock, self.mark = clock, mark
         self._check_end()
 
     def _check_end(self) -> None:
@@ -384,7 +390,7 @@ class Cursor(msgspec.Struct):
             start = self.cut
             self.offset += len(line) + 1
             self.commits += 1
-            self.clock, self.ts = commit.clock, commit.ts
+            self.clock, self.mark = commit.clock, mark_of(commit)
             yield start, detached(commit, self.agent)
 
     def _vanished(self, number: int, what: str) -> MissingFileError:

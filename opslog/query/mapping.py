@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from opslog.format.documents import with_lists
 from opslog.query.conditions import EVERYTHING, RANGES, And, Condition, Exists, Not, OneOf, Or, Range
 from opslog.query.faults import Fault
 from opslog.query.paths import Path, read_path
@@ -108,19 +109,9 @@ def _json(value: object, place: str) -> Any:
         plain = msgspec.to_builtins(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise Fault(str(error)).in_values(place) from None
-    plain = _lists(plain, DEPTH_MAX)
+    plain = with_lists(plain, DEPTH_MAX)
     if fault := json_fault(plain, place, DEPTH_MAX):
         reason, where = fault
         raise Fault(reason).in_values(where)
     return plain
 
-
-def _lists(value: Any, depth: int) -> Any:
-    """A value with its tuples turned into lists: msgspec leaves tuples as they are."""
-    if depth <= 0:
-        return value
-    if isinstance(value, list | tuple):
-        return [_lists(item, depth - 1) for item in value]
-    if isinstance(value, dict):
-        return {name: _lists(item, depth - 1) for name, item in value.items()}
-    return value

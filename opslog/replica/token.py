@@ -25,23 +25,24 @@ _BYTES_MAX = 64 * 1024 * 1024
 
 
 class SavedCursor(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How far a log was read. There are `commits` commits before this position, and the last has this `clock` and `ts`.
+    """How far a log was read. There are `commits` commits before this position, and the last has this `clock` and
+    `mark`.
 
     After a restore from a backup other commits may be written in place of those that were lost, with the same clocks
-    and of the same lengths, but not at the same microsecond.
+    and of the same lengths, but not with the same mark (`mark_of`).
 
-    :ivar ts: empty in tokens of programs before this was added.
+    :ivar mark: in tokens of older programs, only its beginning, or empty.
     """
 
     segment: int
     offset: int
     commits: int
     clock: int
-    ts: str = ""
+    mark: str = ""
 
     @classmethod
     def of(cls, cursor: Cursor) -> SavedCursor:
-        return cls(cursor.segment, cursor.offset, cursor.commits, cursor.clock, cursor.ts)
+        return cls(cursor.segment, cursor.offset, cursor.commits, cursor.clock, cursor.mark)
 
     @property
     def position(self) -> tuple[int, int]:
@@ -49,8 +50,9 @@ class SavedCursor(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def is_of(self, cursor: Cursor) -> bool:
         """Whether the cursor is at this position. (The beginning of a segment is the end of the one before it.)"""
-        same_commits = (self.commits, self.clock) == (cursor.commits, cursor.clock) and self.ts in ("", cursor.ts)
-        return same_commits and (self.offset == 0 or self.position == cursor.position)
+        same_clock = (self.commits, self.clock) == (cursor.commits, cursor.clock)
+        same_commit = same_clock and cursor.mark.startswith(self.mark)
+        return same_commit and (self.offset == 0 or self.position == cursor.position)
 
 
 class Token(msgspec.Struct, frozen=True):

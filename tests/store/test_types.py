@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -84,6 +85,58 @@ def test_an_unfit_result_of_migrate_is_named(url: str, returned: Any) -> None:
         pytest.raises(opslog.SchemaMismatchError, match="correct what `migrate` returns"),
     ):
         dict(store.items())
+
+
+@pytest.mark.parametrize("returned", [None, [], "text"])
+def test_a_migrate_that_returns_no_document_does_not_make_documents_seem_absent(tmp_path: Path, returned: Any) -> None:
+    """A `modify` would otherwise replace a document that it takes for absent."""
+    with opslog.open(tmp_path / "s", agent="a") as store:
+        store["x"] = {"n": 1}
+    with opslog.open(tmp_path / "s", agent="a", version=2, migrate=lambda document, version: returned) as store:
+        calls: list[Callable[[], object]] = [
+            lambda: store["x"],
+            lambda: store.get("x"),
+            lambda: store.modify("x", lambda document: document or {"n": 0}),
+            lambda: list(store.find("n = 1")),
+            lambda: dict(store.items()),
+        ]
+        for call in calls:
+            with pytest.raises(opslog.SchemaMismatchError, match=f"It returned {type(returned).__name__}"):
+                call()
+    with opslog.open(tmp_path / "s", read_only=True) as store:
+        assert store["x"] == {"n": 1}
+
+
+@dataclass
+class Route:
+    ends: tuple[int, int]
+    stops: tuple[Pair, ...] = ()
+
+
+class Located(msgspec.Struct):
+    at: Pair | None = None
+    names: dict[str, tuple[str, ...]] = {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        (Route, Route((1, 2), (Pair(3, 4),)), '{"ends":[1,2],"stops":[[3,4]]}'),
+        (Located, Located(Pair(1, 2), {"a": ("b", "c")}), '{"at":[1,2],"names":{"a":["b","c"]}}'),
+        (TypedDict("Ends", {"at": tuple[int, ...]}), {"at": (1, 2)}, '{"at":[1,2]}'),
+    ],
+    ids=["dataclass", "Struct", "TypedDict"],
+)
+def test_tuples_of_a_type_are_stored_as_lists(tmp_path: Path, kind: Any, value: Any, text: str) -> None:
+    with opslog.open(tmp_path / "s", agent="a", type=kind) as store:
+        store["x"] = value
+        assert store["x"] == value
+        store["x"] = store["x"]
+        store.modify("x", lambda document: document)
+        record = store.record("x")
+        assert record is not None
+        assert bytes(record.data).decode() == text
+        assert store["x"] == value
 
 
 def test_a_document_of_the_same_version_and_another_type_is_no_damage(url: str) -> None:
