@@ -38,6 +38,10 @@ NO_MORE_THREADS = "this process can start no more threads"
 _NEXT_START = 100
 
 
+def _nothing() -> None:
+    """In place of `compacted`, when nothing compacts any more."""
+
+
 class AutoCompaction:
     """Watches the length of the tail and compacts when it is due.
 
@@ -123,8 +127,9 @@ class AutoCompaction:
             pass
 
     def close(self) -> None:
-        """Wait for a running compaction to end, and start no other one."""
+        """Wait for a running compaction to end, and start no other one. Lets go of `compacted`."""
         self._worker.close()
+        self._compacted = _nothing
 
     @property
     def _growth(self) -> int:

@@ -582,8 +582,10 @@ class Replica(Following, Generic[T]):
             if self.log is not None:
                 self.log.close()
             self.backend.close()
-            # Otherwise Python's garbage collector frees them later, when a caller may be waiting for another store.
+            # Otherwise Python's garbage collector frees them later, when a caller may be waiting for another store; or
+            # not for long, since a store is few objects. (`questions` has a reference to this one.)
             self.state.indexes = None
+            vars(self).pop("questions", None)
         failure = self.failure
         if failure is not None and (repeat_failure or not self.failure_was_raised):
             self.failure_was_raised = self.failure_was_raised or not repeat_failure
