@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import opslog
 from opslog.backends import Backend, open_backend
+from opslog.backends.local.fs import FsBackend
 from opslog.backends.memory import MemoryBackend
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Compaction, compact, compact_unlocked
@@ -355,6 +357,38 @@ def test_one_of_two_simultaneous_compactions_publishes(
         assert compact_unlocked(backend, REAL).number is None
         (run,) = newest(backend).runs
         assert {path.split("/")[1] for path in paths(backend, "snapshots/")} == {run.name}, "the loser left nothing"
+        assert dict(store.items()) == {f"{number:04}": {"number": number} for number in range(40)}
+    assert verify(backend).problems == []
+
+
+@pytest.mark.parametrize("is_overtaken", [True, False])
+def test_a_compaction_whose_parts_vanish_while_it_writes_them_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_overtaken: bool
+) -> None:
+    """If another one was first, it has deleted them, and that is no error."""
+    backend = open_backend(tmp_path)
+    sync = FsBackend.sync_directory
+
+    def vanish(self: FsBackend, directory: str) -> None:
+        if directory.startswith("snapshots/"):
+            monkeypatch.setattr(FsBackend, "sync_directory", sync)
+            if is_overtaken:
+                compact_unlocked(open_backend(tmp_path), REAL)
+            else:
+                shutil.rmtree(tmp_path / directory)
+        sync(self, directory)
+
+    with open_store(str(tmp_path), undo_window=0) as store:
+        fill(store, 40)
+        monkeypatch.setattr(FsBackend, "sync_directory", vanish)
+        if is_overtaken:
+            assert compact_unlocked(backend, REAL).number is None
+        else:
+            with pytest.raises(WriteFailedError, match=r"nothing was compacted: .*/part-00000.* may not survive"):
+                compact_unlocked(backend, REAL)
+        runs = {run.name for run in newest(backend).runs}
+        assert len(runs) == is_overtaken
+        assert {path.split("/")[1] for path in paths(backend, "snapshots/")} == runs
         assert dict(store.items()) == {f"{number:04}": {"number": number} for number in range(40)}
     assert verify(backend).problems == []
 

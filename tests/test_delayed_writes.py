@@ -218,6 +218,25 @@ def test_a_process_paused_before_its_append_reads_the_newest_manifest_before_it_
         assert "late" not in store
 
 
+def test_an_append_that_was_compacted_before_it_was_confirmed_is_acknowledged(
+    bucket_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If another thread has read the new manifest by then, and all of it took less than half of the grace period."""
+    confirm = WriterSession._confirm
+
+    def late(self: WriterSession, *arguments: Any) -> None:
+        compact(open_backend(bucket_url), REAL)
+        assert self.freshness.read_newest().cut["a"].segment > self.last_segment + 1
+        confirm(self, *arguments)
+
+    monkeypatch.setattr(WriterSession, "_confirm", late)
+    with opslog.open(bucket_url, agent="a", compact_after=None) as store:
+        for number in range(3):
+            store[f"late-{number}"] = {"n": number}
+    with opslog.open(bucket_url, read_only=True) as store:
+        assert [store[f"late-{number}"] for number in range(3)] == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
 def test_a_seal_that_was_collected_before_it_was_read_is_no_seal(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

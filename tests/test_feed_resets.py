@@ -277,7 +277,8 @@ def test_after_a_restore_other_transactions_of_the_same_ts_are_noticed(tmp_path:
     with open_writer(str(path), "a") as a:
         a.modify("x", lambda document: {"n": 2})
         found = a.record("x")
-        assert lost is not None and found is not None
+        assert lost is not None
+        assert found is not None
         assert (found.clock, found.ts) == (lost.clock, lost.ts)
         changes = a.changes(token)
         assert changes.reset
@@ -308,9 +309,7 @@ def test_a_token_of_an_older_program_has_less_of_the_mark_and_is_still_valid(url
         a.create("z", {})
         token = Token.parse(a.changes().token)
         a["y"] = {}
-        older = {
-            agent: msgspec.structs.replace(saved, mark=saved.mark[:length]) for agent, saved in token.logs.items()
-        }
+        older = {agent: msgspec.structs.replace(saved, mark=saved.mark[:length]) for agent, saved in token.logs.items()}
         assert older != token.logs
         changes = a.changes(str(msgspec.structs.replace(token, logs=older)))
         assert not changes.reset

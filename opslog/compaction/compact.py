@@ -29,7 +29,14 @@ from opslog.compaction.garbage import NOTHING, Garbage, collect, find_garbage, o
 from opslog.concurrency.interpreter import short_switch_interval
 from opslog.concurrency.overlapping import overlapped
 from opslog.environment import Environment, format_ts
-from opslog.errors import AlreadyExistsError, MissingFileError, OpslogError, UsageError, WriteFailedError
+from opslog.errors import (
+    AlreadyExistsError,
+    CommitUnknownError,
+    MissingFileError,
+    OpslogError,
+    UsageError,
+    WriteFailedError,
+)
 from opslog.format.commits import Commit, Record, Set
 from opslog.format.layout import SNAPSHOTS, TRANSACTIONS, index_path, run_name, segment_path
 from opslog.format.manifest import START, Cut, Manifest, Part, Run, Settings
@@ -459,6 +466,11 @@ class _Plan:
         ages = self._ages()
         try:
             run.parts.extend(self.input.rows.write(run.name, self.merged, ages))
+        except CommitUnknownError as error:  # of a part: no manifest names it, so nothing is unknown
+            self._discard(run)
+            if ManifestStore(self.backend).newest_number() > self.old.number:
+                raise AlreadyExistsError("another process published first, and has deleted the parts") from error
+            raise WriteFailedError(f"nothing was compacted: {error}") from error
         except Exception:
             self._discard(run)
             raise

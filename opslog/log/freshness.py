@@ -29,7 +29,7 @@ from opslog.snapshot.manifests import ManifestStore
 _WRITE_SECONDS = 1.0
 
 
-class _Read(msgspec.Struct, frozen=True):
+class NewestRead(msgspec.Struct, frozen=True):
     """A manifest, and a time of the monotonic clock at which, or after which, it was the newest."""
 
     manifest: Manifest
@@ -53,7 +53,7 @@ class Freshness:
         self.shown_at = at
         self._lock = threading.RLock()
         self._manifests = manifests
-        self._read = _Read(newest, at)
+        self._read = NewestRead(newest, at)
         self._fresh_seconds = newest.settings.tombstone_ttl_seconds / 2
 
     @property
@@ -64,7 +64,7 @@ class Freshness:
     def note(self, newest: Manifest, at: float) -> None:
         """Note that this manifest was read as the newest."""
         if newest.number >= self._read.manifest.number:
-            self._read = _Read(newest, at)
+            self._read = NewestRead(newest, at)
             self._fresh_seconds = newest.settings.tombstone_ttl_seconds / 2
 
     def read_newest(self) -> Manifest:
@@ -74,19 +74,28 @@ class Freshness:
         self.note(newest, at)
         return newest
 
-    def recent(self) -> Manifest:
+    def recent(self) -> NewestRead:
         """The newest manifest, read again unless it is recent."""
-        return self._read.manifest if self.is_recent else self.read_newest()
+        read = self._read
+        if self.is_still_recent(read):
+            return read
+        self.read_newest()
+        return self._read
 
     @property
     def is_recent(self) -> bool:
         """Whether the newest manifest was read less than half a grace period ago."""
-        return self.is_recent_by(float("inf"))
+        return self.is_still_recent(self._read)
 
     def is_recent_by(self, seconds: float) -> bool:
         """Whether it was, and no longer ago than so many seconds either."""
         read = self._read
         return self.environment.monotonic() - read.at <= min(seconds, read.manifest.settings.grace_seconds / 2)
+
+    def is_still_recent(self, read: NewestRead) -> bool:
+        """Whether this manifest was read as the newest less than half a grace period ago. Then no segment that is not
+        before its cut was collected until now, even if newer manifests have compacted it."""
+        return self.environment.monotonic() - read.at <= read.manifest.settings.grace_seconds / 2
 
     def check_recent(self) -> None:
         """Check that everything read until now was there when the manifest was read, and none of it was collected

@@ -65,7 +65,7 @@ from opslog.format.commits import Commit, Seal, decode_commits, encode_commit
 from opslog.format.layout import TRANSACTIONS, segment_of, segment_path
 from opslog.format.manifest import START, Cut, Manifest
 from opslog.format.prepared import prepare
-from opslog.log.freshness import Freshness
+from opslog.log.freshness import Freshness, NewestRead
 from opslog.log.reader import Cursor, Segment, list_log
 from opslog.merge.clock import LamportClock
 
@@ -186,12 +186,11 @@ class WriterSession:
         :raises CommitUnknownError: the number of the segment may have been used before; or this process was paused in
             the append until the read was too long ago.
         """
-        if not self._backend.segments_grow:
-            self._check_number()
+        free = None if self._backend.segments_grow else self._check_number()
         read_at = self.freshness.read_at if read_at is None else read_at
         self.freshness.check_age(read_at)
         position = self._appender.append(lines)
-        self._confirm(position, read_at)
+        self._confirm(position, read_at, free)
         self._after = position.segment
         self.last_segment = max(self.last_segment, position.segment)
         if not self._backend.segments_grow:
@@ -292,45 +291,54 @@ class WriterSession:
         has_transactions = TRANSACTIONS in newest.cut or bool(list_log(self._backend, TRANSACTIONS))
         return self._last_clock + 1 if has_transactions else newest.clock
 
-    def _check_number(self) -> None:
+    def _check_number(self) -> NewestRead:
+        """Check that the next number was not used before. Returns the manifest that shows it."""
         try:
-            cut = self._cut_in(self.freshness.recent())
+            read = self.freshness.recent()
         except OpslogError as error:
             raise WriteFailedError(
                 f"nothing was written, because it is unknown where the log of agent {self.agent!r} continues: {error}"
             ) from error
-        if self._was_taken or cut.last_segment > self._after:
+        if self._was_taken or self._cut_in(read.manifest).last_segment > self._after:
             raise AgentFencedError(
                 f"another process wrote under the agent name {self.agent!r} of {self._backend.url}, and what it wrote "
                 "is in a snapshot. Nothing of this append is in the log. Close this store; then open it under another "
                 "agent name, or end the other process first",
                 "" if self._was_taken else segment_path(self.agent, self._after + 1),
             )
+        return read
 
-    def _confirm(self, position: Position, read_at: float) -> None:
+    def _confirm(self, position: Position, read_at: float, free: NewestRead | None) -> None:
         """Check that the append at `position` is part of the log, and rests on a read that is not too old.
 
+        :param free: the manifest that has shown before the append that its number was not used. As long as it is
+            recent, nothing that had used the number until the append can have been collected, and would have made the
+            append fail.
         :raises CommitUnknownError: that cannot be found out, or a manifest's cut is beyond it. In the second case
             either the number was used before, and nobody reads the append; or it was read and compacted before this
             check.
         """
-        try:
-            cut = self._cut_in(self.freshness.recent())
-        except OpslogError as error:
-            raise CommitUnknownError(
-                f"it is unknown whether segment {position.segment} of agent {self.agent!r} is part of its log: {error}"
-            ) from error
-        if cut.segment > position.segment:
-            raise CommitUnknownError(
-                f"what is in segment {position.segment} of agent {self.agent!r} was compacted by the time this process "
-                "checked: it was paused for long, and the commit is in the snapshot, unless another process had used "
-                "this number before, in which case nobody reads it. Close this store, open it again, and check"
-            )
+        if free is None or not self.freshness.is_still_recent(free):
+            self._check_not_compacted(position.segment)
         if self.freshness.is_too_old(read_at):
             raise CommitUnknownError(
                 f"this process was paused for most of the tombstone TTL while it wrote segment {position.segment} of "
                 f"agent {self.agent!r}. What it wrote may have been deleted meanwhile, and the tombstone dropped: then "
                 "some readers see it, and others do not. Close this store, open it again, and write or delete it anew"
+            )
+
+    def _check_not_compacted(self, segment: int) -> None:
+        try:
+            cut = self._cut_in(self.freshness.recent().manifest)
+        except OpslogError as error:
+            raise CommitUnknownError(
+                f"it is unknown whether segment {segment} of agent {self.agent!r} is part of its log: {error}"
+            ) from error
+        if cut.segment > segment:
+            raise CommitUnknownError(
+                f"what is in segment {segment} of agent {self.agent!r} was compacted by the time this process "
+                "checked: it was paused for long, and the commit is in the snapshot, unless another process had used "
+                "this number before, in which case nobody reads it. Close this store, open it again, and check"
             )
 
     def _is_sealed(self, manifest: Manifest) -> bool:

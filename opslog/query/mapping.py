@@ -114,4 +114,3 @@ def _json(value: object, place: str) -> Any:
         reason, where = fault
         raise Fault(reason).in_values(where)
     return plain
-

@@ -10,7 +10,7 @@ from opslog.errors import AgentFencedError
 from opslog.format.commits import Commit, Seal
 from opslog.format.layout import segment_of
 from opslog.log import session
-from opslog.log.freshness import Freshness
+from opslog.log.freshness import Freshness, NewestRead
 from opslog.log.session import Passage, WriterSession
 from opslog.log.writer import Group, LogWriter
 from opslog.testing.system import System
@@ -31,12 +31,12 @@ def _any_seal(self: WriterSession, fenced: AgentFencedError) -> Passage:
 _passage = WriterSession.pass_seal
 
 
-def _number_by_what_was_loaded(self: WriterSession) -> None:
+def _number_by_what_was_loaded(self: WriterSession) -> NewestRead:
     """A number counts as used only if the owner does not know it. After a load the appender may still be before it."""
     parts = vars(self)
     after, parts["_after"] = parts["_after"], self.last_segment
     try:
-        _check_number(self)
+        return _check_number(self)
     finally:
         parts["_after"] = after
 

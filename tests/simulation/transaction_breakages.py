@@ -16,6 +16,7 @@ from opslog.format.commits import Commit, Undo
 from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.format.manifest import Cut
 from opslog.log import shared
+from opslog.log.freshness import NewestRead
 from opslog.log.reader import list_log
 from opslog.log.session import WriterSession
 from opslog.log.shared import SharedLog
@@ -50,14 +51,13 @@ def _no_answer_is_a_conflict(self: objects.ObjectBackend, agent: str, end: Posit
     return end if outcome is objects.Put.CREATED else None
 
 
-def _number_unchecked(self: WriterSession) -> None:
-    if self.agent != TRANSACTIONS:
-        _check_number(self)
+def _number_unchecked(self: WriterSession) -> NewestRead | None:
+    return None if self.agent == TRANSACTIONS else _check_number(self)
 
 
-def _unconfirmed(self: WriterSession, position: Position, read_at: float) -> None:
+def _unconfirmed(self: WriterSession, position: Position, read_at: float, free: NewestRead | None) -> None:
     if self.agent != TRANSACTIONS:
-        _confirm(self, position, read_at)
+        _confirm(self, position, read_at, free)
 
 
 _check_number = WriterSession._check_number

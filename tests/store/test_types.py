@@ -113,6 +113,10 @@ class Route:
     stops: tuple[Pair, ...] = ()
 
 
+class Ends(TypedDict):
+    at: tuple[int, ...]
+
+
 class Located(msgspec.Struct):
     at: Pair | None = None
     names: dict[str, tuple[str, ...]] = {}
@@ -123,7 +127,7 @@ class Located(msgspec.Struct):
     [
         (Route, Route((1, 2), (Pair(3, 4),)), '{"ends":[1,2],"stops":[[3,4]]}'),
         (Located, Located(Pair(1, 2), {"a": ("b", "c")}), '{"at":[1,2],"names":{"a":["b","c"]}}'),
-        (TypedDict("Ends", {"at": tuple[int, ...]}), {"at": (1, 2)}, '{"at":[1,2]}'),
+        (Ends, {"at": (1, 2)}, '{"at":[1,2]}'),
     ],
     ids=["dataclass", "Struct", "TypedDict"],
 )
