@@ -54,6 +54,7 @@ def archive_documents(
     is_chosen = chooser(replica.schema, where)
     period = check_name(quarter(environment.time()) if period is None else period, "period")
     replica.check_writable("archive")
+    replica.batches.check_no_transaction()
     replica.check_own_log()
     replica.refresh()
     # No document is older than 1970, however long `older_than` is.

@@ -13,7 +13,7 @@ from opslog.concurrency.locking import made_once
 from opslog.errors import NotFoundError, OpslogError, RetryError, SealedError
 from opslog.format.commits import Batch, Commit, Set
 from opslog.format.layout import check_name
-from opslog.replica.batch import Block
+from opslog.replica.batch import Block, OpenTransaction
 from opslog.replica.found import Found
 from opslog.replica.replica import Replica
 from opslog.replica.terms import ATTEMPTS, NO_CONDITION, Condition, Never, check_attempts, check_predicate
@@ -236,9 +236,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         """
         return Block(self, self._replica.batches, self._replica.check_writable, self._commit_batch)
 
-    def _commit_batch(self, batch: Batch | None) -> None:
+    def _commit_batch(self, batch: Batch | None, outer: OpenTransaction | None) -> None:
         """A batch inside a transaction becomes a part of it."""
-        outer = self._replica.batches.transaction
         if outer is None:
             self._commit(batch)
         elif batch is not None:

@@ -22,7 +22,8 @@ class OpenBatch:
     :param held: a weak reference to an object that exists as long as the block has not been left; None: the batch does
         not depend on a block.
     :ivar overlay: the newest record of each document that this batch and those around it write.
-    :ivar has_ended: whether `end` was called.
+    :ivar has_ended: whether its block has ended, in whichever thread. A block may end in another thread than it began
+        (Python's garbage collector closes a generator in any), and before blocks that began in it.
     """
 
     def __init__(self, outer: OpenBatch | None, held: weakref.ref[object] | None = None) -> None:
@@ -34,8 +35,8 @@ class OpenBatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the block has ended although its ``__exit__`` did not run."""
-        return self._held is not None and self._held() is None
+        """Whether the block has ended, even if its ``__exit__`` did not run."""
+        return self.has_ended or (self._held is not None and self._held() is None)
 
     def add(self, record: Record) -> None:
         """Add a set or a delete that has no stamp yet."""
@@ -46,12 +47,17 @@ class OpenBatch:
 
     def end(self) -> Batch | None:
         """The commit of this batch. None if there is nothing to commit: the batch is empty, or it becomes part of the
-        batch around it. (If an inner block fails, only its own ops are dropped.)"""
+        batch around it that is still open. (If an inner block fails, only its own ops are dropped.)"""
         self.has_ended = True
-        if self.outer is None:
+        outer = self.outer
+        while outer is not None and outer.is_over:
+            outer = outer.outer
+        if outer is None:
             return Batch("", 0, "", self.ops) if self.ops else None
-        self.outer.ops += self.ops
-        self.outer.overlay = self.overlay
+        if outer is not self.outer:  # what was in between has been committed, or dropped
+            self.overlay = outer.overlay | {op.id: self.overlay[op.id] for op in self.ops}
+        outer.ops += self.ops
+        outer.overlay = self.overlay
         return None
 
 
@@ -63,7 +69,12 @@ class _Local(threading.local):
 
 
 class OpenTransaction(Protocol):
-    """The block of a transaction that has not been left."""
+    """The block of a transaction.
+
+    :ivar has_ended: whether it was left, in whichever thread.
+    """
+
+    has_ended: bool
 
     def record(self, id: str) -> Set | None:
         """The record of a document as the transaction sees it."""
@@ -94,8 +105,14 @@ class Batches:
     @property
     def transaction(self) -> OpenTransaction | None:
         """The transaction block that this thread is in."""
-        block = self.local.transaction
-        return None if block is None else block()
+        reference = self.local.transaction
+        if reference is None:
+            return None
+        block = reference()
+        if block is None or block.has_ended:
+            self.local.transaction = None
+            return None
+        return block
 
     def listed(self) -> dict[str, Record]:
         """The records of this thread's batch, for a call that lists, counts or searches documents.
@@ -170,7 +187,8 @@ class Block(Generic[S]):
     follows the assignment that begins a batch, and none precedes the assignment that ends it.
 
     :param check: called first; raises if nothing can be written.
-    :param commit: called with the batch's commit if the block ends without an exception.
+    :param commit: called if the block ends without an exception: with the batch's commit, and with the block of the
+        transaction that it began in.
     """
 
     __exit__ = _ExitMethod()
@@ -180,10 +198,11 @@ class Block(Generic[S]):
         store: S,
         batches: Batches,
         check: Callable[[], object],
-        commit: Callable[[Batch | None], None],
+        commit: Callable[[Batch | None, OpenTransaction | None], None],
     ) -> None:
         self._store, self._batches, self._check, self._commit = store, batches, check, commit
         self._batch: OpenBatch | None = None
+        self._transaction: OpenTransaction | None = None
         self.exit_method: weakref.ref[object] | None = None
 
     @property
@@ -194,7 +213,7 @@ class Block(Generic[S]):
         if self._batch is not None:
             raise UsageError("this batch has begun already: nest blocks by calling store.batch() for each")
         self._check()
-        outer = self._batches.current
+        outer, self._transaction = self._batches.current, self._batches.transaction
         held = self.exit_method
         if held is None or held() is None:
             held = weakref.ref(self)  # an ExitStack, for example, looks up the method later
@@ -207,6 +226,8 @@ class Block(Generic[S]):
         batch = self._batch
         if batch is None:
             raise UsageError("this batch has ended, or has not begun")
-        self._batches.local.batch, self._batch = batch.outer, None
+        batch.has_ended, self._batch = True, None
+        if self._batches.local.batch is batch:  # otherwise `current` passes over it when the blocks inside have ended
+            self._batches.local.batch = batch.outer
         if kind is None:
-            self._commit(batch.end())
+            self._commit(batch.end(), self._transaction)

@@ -214,7 +214,8 @@ class Deciding(Generic[T]):
     def leave(self, made: Transaction[T]) -> None:
         """End a transaction that nobody uses any more, without committing it."""
         made.end()
-        self._release(cast(Sight[T], made.source).view)
+        if not self._replica.is_forked:  # there, a thread of the parent may have had the lock of the state
+            self._release(cast(Sight[T], made.source).view)
 
     def _release(self, view: View) -> None:
         """Release a view, but not while another thread changes the state and records old values in its views."""

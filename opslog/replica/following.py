@@ -85,6 +85,11 @@ class Following(Memory):
         # The threads that are in a block under `_refresh_lock`, or about to enter one.
         self._refreshing: set[int] = set()
 
+    @property
+    @abstractmethod
+    def is_forked(self) -> bool:
+        """Whether this is a copy in a forked child of the process that opened the store."""
+
     @abstractmethod
     def check_open(self) -> None:
         """:raises ClosedError: the store is closed, or belongs to the parent of this process."""
@@ -262,7 +267,12 @@ class Following(Memory):
         return self.read(State.freeze)
 
     def read_frozen(self, read: Callable[[], R]) -> R:
-        """The result of a function that reads a view, called while nobody changes the state."""
+        """The result of a function that reads a view, called while nobody changes the state.
+
+        :raises ClosedError: the store belongs to the parent of this process.
+        """
+        if self.is_forked:
+            self.check_open()  # raises
         return self.change(lambda state: read())
 
     def between_refreshes(self, work: Callable[[], R]) -> R:

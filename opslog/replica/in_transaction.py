@@ -16,12 +16,16 @@ T = TypeVar("T")
 
 
 class InTransaction(Generic[T]):
-    """The return value of `Store.transaction`."""
+    """The return value of `Store.transaction`.
+
+    :ivar has_ended: whether the block was left, in whichever thread.
+    """
 
     def __init__(self, replica: Replica[T]) -> None:
         self._replica = replica
         self._deciding: Deciding[T] | None = None
         self._made: Transaction[T] | None = None
+        self.has_ended = False
 
     def record(self, id: str) -> Set | None:
         assert self._made is not None
@@ -50,7 +54,9 @@ class InTransaction(Generic[T]):
         deciding, made = self._deciding, self._made
         if deciding is None or made is None:
             raise UsageError("this transaction has not begun")
-        del self._replica.batches.local.transaction
+        if self.has_ended:
+            raise UsageError("this transaction has ended: call store.transaction() for each")
+        self.has_ended = True
         try:
             if kind is None:
                 deciding.commit(made)

@@ -422,10 +422,11 @@ class Replica(Following, Generic[T]):
         """Decide a commit on the newest state and write it. `decide` is called when all of the store's own commits are
         in the state. The state does not change before the commit has its clock. Blocks until the commit is durable.
 
-        :param call: the name of the call, which cannot be part of a batch.
+        :param call: the name of the call, which cannot be part of a batch or of a transaction.
         :returns: False: `decide` returned None, so nothing was committed.
         """
         self.check_writable(call)
+        self.batches.check_no_transaction()
         log = self.log
         assert log is not None, "without a log of its own, a store decides transactions"
         self.refresh_if_stale()
