@@ -386,7 +386,7 @@ class AsyncStore(Generic[T]):
     async def refresh(self) -> list[Commit]:
         """Read what other agents wrote, and return those commits. If a call is cancelled, the next one returns its
         commits."""
-        await in_thread(self._replica.refresh)
+        await in_thread(self._replica.refresh_for_news)
         return self._replica.news.take_all()
 
     async def watch(self, poll_seconds: float = 0.2) -> AsyncIterator[Commit]:
@@ -398,7 +398,7 @@ class AsyncStore(Generic[T]):
         with async_waiting(replica.backend) as waits:
             while not replica.is_closed:
                 try:
-                    await in_thread(replica.refresh)
+                    await in_thread(replica.refresh_for_news)
                 except ClosedError:
                     return  # closed while it was reading
                 is_quiet = True

@@ -105,8 +105,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         ``{"status": "active", "hours": {">": 3}}``. docs/queries.md describes the language.
 
         A condition sees each document as JSON, as it is stored, or as `migrate` returns it. The first query that an
-        index can answer makes the index, which costs as much as reading every document. After that, a query costs what
-        it finds. `explain` of the result says which index it uses.
+        index can answer makes the index. That costs up to eight times as much as a query that reads every document.
+        After that, a query costs what it finds. `explain` of the result says which index it uses.
 
         :param where: None: all documents.
         :param order_by: a path such as ``due.year``, or several; a minus before a path reverses its order. Documents
@@ -151,7 +151,7 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     def index(self, *paths: str) -> None:
         """Make the indexes of these paths now, in memory. Without this call, `find`, `count` and `group` make an index
-        when they first can use it. Costs as much as reading every document.
+        when they first can use it. That costs up to eight times as much as a query that reads every document.
 
         :raises QueryError: as in `find`.
         """
@@ -202,7 +202,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         """Delete a document.
 
         :param if_stamp: as in `set`.
-        :raises NotFoundError: there is no document with this id. Other errors as in `set`.
+        :raises NotFoundError: there is no document with this id. Other errors as in `set`: with a stamp as `if_stamp`,
+            ConflictError also if there is none.
         """
         if if_stamp is NO_CONDITION:
             record = self._replica.prepare_delete(id)
@@ -366,7 +367,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         :raises UsageError: called by a signal handler that came while its own thread was refreshing.
         """
         self._replica.batches.check_none("refresh")
-        self._replica.refresh()
+        self._replica.refresh_for_news()
         return self._replica.news.take_all()
 
     def watch(self, poll_seconds: float = 0.2) -> Iterator[Commit]:
@@ -395,7 +396,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         :param since: the token of an earlier call, by any process. None: all documents, as a reset.
         :param limit: stop after so many commits; the token says where, and `Changes.has_more` that it happened. (On an
             object storage: at the end of the append that has the last of them.) A reset has no limit.
-        :raises UsageError: `since` is not a token, or belongs to another store; or this is a view of the past.
+        :raises UsageError: `since` is not a token, or belongs to another store; or this is a view of the past, or in a batch.
         :raises ReopenError: an earlier commit of this store had an unknown outcome.
         """
         return self._replica.changes(since, limit)

@@ -375,3 +375,55 @@ def test_a_log_that_was_there_and_is_not_any_more_is_noticed(url: str) -> None:
         replica_of(reader).backend.delete([segment_path("writer", 1)])
         assert reader.refresh() == []
         assert set(reader) == set(), "as whoever opens the store now sees it"
+
+
+# -- stores that read what others write, and never ask for it
+
+
+def test_what_came_in_before_the_first_refresh_is_returned_by_it_and_not_kept_until_then(url: str) -> None:
+    with opslog.open(url, agent="a") as a, opslog.open(url, agent="b") as b, opslog.open(url, log="shared") as c:
+        stamps = []
+        for number in range(3):
+            a[f"a-{number}"] = {}
+            a.create(f"created-{number}", {})
+            stamps += [record.stamp for id in (f"a-{number}", f"created-{number}") if (record := a.record(id))]
+            b.modify("counter", lambda document: {"n": document["n"] + 1 if document else 0})
+            c.modify("counter", lambda document: {"n": document["n"] + 1 if document else 0})
+            b.changes()
+        assert len(b) == len(c) == 7
+        for store in (b, c):
+            assert not replica_of(store).news._waiting
+        found = {commit.stamp for commit in b.refresh() if commit.author == "a"}
+        assert found == set(stamps)
+        assert b.refresh() == []
+        a["later"] = {}
+        b.modify("counter", lambda document: document)
+        assert [commit.ids for commit in b.refresh() if commit.author == "a"] == [("later",)]
+
+
+def test_a_first_refresh_that_has_missed_nothing_costs_what_others_do(url: str, calls: list[Any]) -> None:
+    with opslog.open(url, agent="a") as a:
+        a["x"] = {}
+        with opslog.open(url, agent="b") as b:
+            calls.clear()
+            assert b.refresh() == []
+            first = len(calls)
+            calls.clear()
+            assert b.refresh() == []
+            assert len(calls) == first
+
+
+def test_a_first_watch_long_after_the_open_says_that_commits_were_collected() -> None:
+    url = f"bucket://refresh-{next(_numbers)}"
+    with (
+        opslog.open(url, agent="a", settings=opslog.Settings(undo_window=0, grace_seconds=0), compact_after=None) as a,
+        opslog.open(url, agent="b", compact_after=None) as b,
+    ):
+        for number in range(6):
+            a[f"{number}"] = {}
+            b.modify("counter", lambda document: document or {})
+            a.compact()
+        with pytest.raises(opslog.HistoryGoneError, match="collected before they were read"):
+            next(commit for commit in b.watch(0) if commit.ids == ("0",))
+        a["later"] = {}
+        assert next(b.watch(0)).ids == ("later",)

@@ -61,7 +61,6 @@ class GuardedWriter:
     def refresh(self) -> None:
         """Take in the writes of others; call it before `split`."""
         self._replica.refresh()
-        self._replica.news.take_all()
 
     def split(self, commits: Iterable[Commit]) -> tuple[list[Commit], list[Commit]]:
         """The commits that go to their agents' logs, and those that go to the shared log. A commit goes to the shared

@@ -17,6 +17,7 @@ from opslog.environment import Environment
 from opslog.errors import HistoryGoneError, MissingFileError, ReopenError, UsageError
 from opslog.format.commits import Commit, Undo
 from opslog.format.layout import TRANSACTIONS, segment_path
+from opslog.format.manifest import START
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Seen, Segments, cost_after, list_log
 from opslog.log.survey import Survey, read_on, shared_log_first
@@ -95,8 +96,8 @@ class Following(Memory):
         """:raises ClosedError: the store is closed, or belongs to the parent of this process."""
 
     def refresh(self) -> None:
-        """Take in what other agents wrote, and keep those commits as news. The cost depends only on how much is new. A
-        view of the past does not change.
+        """Take in what other agents wrote, and keep those commits as news if anybody wants them. The cost depends only
+        on how much is new. A view of the past does not change.
 
         :raises ClosedError: as of `check_open`.
         :raises UsageError: called by a signal handler that came while its own thread was refreshing.
@@ -104,6 +105,11 @@ class Following(Memory):
         self.check_open()
         if self.included is None:
             self._one_at_a_time(self._read_new)
+
+    def refresh_for_news(self) -> None:
+        """As `refresh`, for a caller that asks for the news next."""
+        self.news.is_wanted = True
+        self.refresh()
 
     def read_logs(self) -> None:
         """Take in what other agents wrote, as `refresh` does, for a transaction. Where locks hold the names of agents,
@@ -250,8 +256,8 @@ class Following(Memory):
             if self.news.cursors is state.cursors:
                 self.news.add(news, cursor)
             else:
-                # A store's own transaction, after another thread has loaded the state again and not yet caught up: the
-                # news read it, and leave it out, with what came in by loading.
+                # Nobody wants the news. Or this is a store's own transaction, after another thread has loaded the state
+                # again and not yet caught up: the news read it, and leave it out, with what came in by loading.
                 state.cursors[cursor.agent] = cursor
 
         self.change(lambda state: state.apply(coming(), partial(note_end, state)))
@@ -295,13 +301,19 @@ class Following(Memory):
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Read into the news the commits that came into the state by loading, and so not through the news."""
-        state = self.state
-        if self.news.cursors is not state.cursors:
-            from opslog.replica.between import read_between  # few programs need it
+        """Read into the news, if anybody wants them, the commits that came into the state and not into the news: by
+        loading, or before anybody wanted them."""
+        state, old = self.state, self.news.cursors
+        if not self.news.is_wanted or old is state.cursors:
+            return
+        new = tuple(state.cursors.items())
+        if all(agent == self.agent or cursor.commits == old.get(agent, START).commits for agent, cursor in new):
+            self.news.catch_up((), True, state.cursors)
+            return
+        from opslog.replica.between import read_between  # few programs need it
 
-            missed, complete = read_between(self.backend, self.news.cursors, state, self.agent)
-            self.news.catch_up(self._of_others(missed), complete, state.cursors)
+        missed, complete = read_between(self.backend, old, state, self.agent)
+        self.news.catch_up(self._of_others(missed), complete, state.cursors)
 
     def forget_compacted(self) -> None:
         """After a compaction: forget what is in the snapshot now. Otherwise, a store that only writes would hold

@@ -31,13 +31,16 @@ GAP: Final = Gap.GAP
 class News:
     """The commits of others that are in a state and were not returned to a caller. Safe to use from many threads.
 
+    :ivar is_wanted: whether a caller has asked for them. Until then none is kept: many programs never ask, and would
+        keep everything that others ever wrote. The first caller reads them from storage.
     :ivar cursors: for each log, the position up to which commits are here or were returned. This is the same dictionary
-        as the state's as long as the state reads on, so both always agree. If it is another one, the state was loaded
-        again, and the commits in between are missing here.
+        as the state's as long as the state reads on, so both always agree. If it is another one, nobody had asked yet,
+        or the state was loaded again, and the commits in between are missing here.
     """
 
     def __init__(self, cursors: dict[str, Cursor]) -> None:
-        self.cursors = cursors
+        self.is_wanted = False
+        self.cursors = dict(cursors)
         self._waiting: deque[Commit | Gap] = deque()
         self._lock = threading.RLock()
 
@@ -48,7 +51,7 @@ class News:
             self.cursors[cursor.agent] = cursor
 
     def catch_up(self, commits: Iterable[Commit], complete: bool, cursors: dict[str, Cursor]) -> None:
-        """Add the commits between the cursors here and those of a state that was loaded again.
+        """Add the commits between the cursors here and those of a state, and agree with it from now on.
 
         :param complete: whether these are all; otherwise a `GAP` follows them.
         """

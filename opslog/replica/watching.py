@@ -32,7 +32,7 @@ def watch(replica: Replica[Any], poll_seconds: float) -> Iterator[Commit]:
     with waiting(replica.backend, replica.environment) as waits:
         while not replica.is_closed:
             try:
-                replica.refresh()
+                replica.refresh_for_news()
             except ClosedError:
                 if replica.is_forked:
                     raise

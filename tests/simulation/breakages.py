@@ -280,11 +280,13 @@ def _temporary_by_part_of_name(path: str) -> layout.Kind:
 _kind_of = layout.kind_of
 
 
-def _movable_by_part_of_name(entry: Entry, named: set[str], newest: int, now: float) -> GarbageFile | None:
+def _movable_by_part_of_name(
+    entry: Entry, named: set[str], unread: Sequence[str], newest: int, now: float
+) -> GarbageFile | None:
     """The garbage that a repair moves aside, chosen by a part of its name."""
     if ".tmp-" in entry.path and now - entry.modified > garbage.TEMPORARY_SECONDS:
         return GarbageFile(entry.path, "a file that was never finished", True)
-    return _explain(entry, named, newest, now)
+    return _explain(entry, named, unread, newest, now)
 
 
 _explain: Callable[..., GarbageFile | None] = vars(reported_garbage)["_explain"]

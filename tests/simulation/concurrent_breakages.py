@@ -35,13 +35,16 @@ def _nothing(self: Freshness) -> None:
     """Does nothing."""
 
 
-def _take_unobserved(self: Following, commits: list[Commit], cursor: Cursor) -> None:
+def _take_unobserved(self: Following, commits: list[Commit], cursor: Cursor, news: list[Commit]) -> None:
     """The clock observes commits only after they can be read."""
 
-    def take(state: State) -> None:
-        state.apply(commits, partial(self.news.add, commits, cursor))
+    def note_end(state: State) -> None:
+        if self.news.cursors is state.cursors:
+            self.news.add(news, cursor)
+        else:
+            state.cursors[cursor.agent] = cursor
 
-    self.change(take)
+    self.change(lambda state: state.apply(commits, partial(note_end, state)))
     if commits:
         self.clock.observe(commits[-1].clock)
 

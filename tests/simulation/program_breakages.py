@@ -42,10 +42,12 @@ def _count_when_begun(self: Following, *, by_known: bool = False) -> None:
 _read_new = Following._read_new
 
 
-def _move_cursor_first(self: Following, commits: list[Commit], cursor: Cursor) -> None:
+def _move_cursor_first(self: Following, commits: list[Commit], cursor: Cursor, news: list[Commit]) -> None:
     if commits:
         self.clock.observe(commits[-1].clock)
-    self.news.add(commits, cursor)
+    self.state.cursors[cursor.agent] = cursor
+    if self.news.cursors is self.state.cursors:
+        self.news.add(news, cursor)
     self.apply(commits)
 
 

@@ -34,6 +34,8 @@ class Shared:
     :param names_are_kept: only the process that has a store open under an agent's name writes that log.
     """
 
+    kinds = frozenset[str]()  # it makes no calls in which a fault could happen
+
     def __init__(
         self,
         storage: SimulatedStorage,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from types import FunctionType
+
 import pytest
 
 from tests.simulation.breakages import ALL, Breakage, caught
@@ -17,6 +20,19 @@ does."""
 def test_there_are_many_breakages_each_with_a_name_of_its_own() -> None:
     assert len(EVERY) >= 30
     assert len({breakage.name for breakage in EVERY}) == len(EVERY)
+
+
+@pytest.mark.parametrize("breakage", EVERY, ids=[breakage.name.replace(" ", "-") for breakage in EVERY])
+def test_a_breakage_can_be_called_as_what_it_replaces(breakage: Breakage) -> None:
+    """Otherwise a TypeError would show in every run, and prove nothing."""
+    for target, attribute, broken in ((breakage.target, breakage.attribute, breakage.broken), *breakage.more):
+        original = getattr(target, attribute)
+        if not (isinstance(original, FunctionType) and isinstance(broken, FunctionType)):
+            continue
+        parameters = inspect.signature(original).parameters.values()
+        by_name = {parameter.name: None for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        in_order = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        inspect.signature(broken).bind(*in_order, **by_name)
 
 
 @pytest.mark.long
