@@ -1,7 +1,7 @@
 """Agents share a board, each through an MCP server of its own, as language models do. A planner puts tasks on the
 board. One of two coders goes silent after its claim. Each task is still done once.
 
-python agents.py board
+python agents.py agents-board
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ def change(store: opslog.Store[Job], id: str, fields: dict[str, Any]) -> None:
         old: dict[str, Any] = {} if job is None else vars(job)
         try:
             return Job(**{**old, **fields})
-        except TypeError as error:
-            raise SystemExit(f"no such job: {error}") from error
+        except TypeError:
+            text = f"no such job: {json.dumps(fields)}. A job needs an image, and may have memory_mb"
+            raise SystemExit(text) from None
 
     store.modify(id, changed)
 
@@ -49,24 +50,27 @@ def log(store: opslog.Store[Job], id: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Settings that several people change.")
     parser.add_argument("store", help="a directory, or s3://bucket/prefix")
-    parser.add_argument("command", choices=["set", "undo", "log"])
-    parser.add_argument("words", nargs="+", metavar="WORD")
+    commands = parser.add_subparsers(dest="command", required=True)
+    setter = commands.add_parser("set")
+    setter.add_argument("person")
+    setter.add_argument("id")
+    setter.add_argument("fields", type=json.loads, help="an object in JSON")
+    commands.add_parser("undo").add_argument("person")
+    commands.add_parser("log").add_argument("id")
     options = parser.parse_args()
     if options.command == "log":
         with opslog.open(options.store, read_only=True, type=Job) as store:
-            log(store, *options.words)
+            log(store, options.id)
         return
-    person, *words = options.words
     settings = opslog.Settings(keep_history_seconds=timedelta(days=365).total_seconds())
-    with opslog.open(options.store, agent=person, type=Job, settings=settings) as store:
+    with opslog.open(options.store, agent=options.person, type=Job, settings=settings) as store:
         if options.command == "undo":
             print("undone" if store.undo() else "nothing to undo")
-        else:
-            id, fields = words
-            try:
-                change(store, id, json.loads(fields))
-            except opslog.InvalidDocumentError as error:
-                raise SystemExit(str(error)) from error
+            return
+        try:
+            change(store, options.id, options.fields)
+        except opslog.InvalidDocumentError as error:
+            raise SystemExit(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A copy of a store in SQLite, for reports and other programs. Each run copies only what has changed.
 
-python mirror.py board board.sqlite            # once, as from cron
-python mirror.py board board.sqlite --follow   # without end
-sqlite3 board.sqlite 'SELECT document ->> "$.status", count(*) FROM documents GROUP BY 1'
+python mirror.py tasks-board board.sqlite            # once, as from cron
+python mirror.py tasks-board board.sqlite --follow   # without end
+sqlite3 board.sqlite "SELECT document ->> 'status', count(*) FROM documents GROUP BY 1"
 
 You can kill it at any moment. The token says how far the copy has come. It is written in the same transaction as the
 rows, so the next run continues from there and misses nothing.

@@ -1,8 +1,8 @@
 """A task board for any number of workers. Each task is done once, even if its worker is killed.
 
-python task_board.py board add "Build API" "Write tests"
-python task_board.py board work ann     # in as many terminals as you like
-python task_board.py board show
+python task_board.py tasks-board add "Build API" "Write tests"
+python task_board.py tasks-board work ann     # in as many terminals as you like
+python task_board.py tasks-board show
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import msgspec
 
 from opslog.backends import Backend
 from opslog.environment import format_ts
-from opslog.errors import NotFoundError
+from opslog.errors import NotFoundError, UsageError
 from opslog.format.commits import Batch, Delete, DeleteOp, Record, Set, Stamp, encode_commit
 from opslog.format.layout import ARCHIVE, TRANSACTIONS, archive_of, archive_path, check_name, index_path
 from opslog.format.snapshot import Block, Row, build_archive, decode_index
@@ -50,6 +50,7 @@ def archive_documents(
 
     :param author: the author of the deletes, if that is not the store's agent.
     """
+    _check_age(older_than)
     environment = replica.environment
     is_chosen = chooser(replica.schema, where)
     period = check_name(quarter(environment.time()) if period is None else period, "period")
@@ -85,6 +86,12 @@ def archive_documents(
     while not replica.commit_decided("archive", delete) and not chosen.is_of(replica.state):
         chosen = chosen.in_another(replica.state, replica.record)
     return len(moved)
+
+
+def _check_age(older_than: object) -> None:
+    """:raises UsageError: it is neither an age nor None."""
+    if older_than is not None and (not isinstance(older_than, timedelta) or older_than < timedelta()):
+        raise UsageError(f"older_than is a timedelta from 0 on, such as timedelta(days=90), not {older_than!r:.60}")
 
 
 def _delete_unchanged(records: Sequence[Set], period: str, author: str, transaction: Transaction[T]) -> int:

@@ -81,15 +81,20 @@ def _to_the_second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:-6]
 
 
-def parse_ts(ts: str) -> float:
-    """The inverse of `format_ts`; any RFC 3339 time with a zone is understood.
+def parse_time(text: str) -> datetime:
+    """An RFC 3339 time with a zone, such as the form of `format_ts`.
 
     :raises ValueError: it is not a time, or has no zone.
     """
-    moment = datetime.fromisoformat(ts)
+    moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
-        raise ValueError(f"{ts!r} has no time zone: write it as 2026-11-20T12:00:00Z")
-    return moment.timestamp()
+        raise ValueError(f"{text!r} has no time zone: write it as 2026-11-20T12:00:00Z")
+    return moment
+
+
+def parse_ts(ts: str) -> float:
+    """The inverse of `format_ts`. Takes and raises what `parse_time` does."""
+    return parse_time(ts).timestamp()
 
 
 def machine_memory() -> int:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 
 import msgspec
 
 from opslog.backends import Backend, Entry
-from opslog.environment import Environment, format_ts, parse_ts
+from opslog.environment import Environment, format_ts, parse_time
 from opslog.errors import CorruptError, HistoryGoneError, MissingFileError, UsageError
 from opslog.format.commits import Commit, Record, Set, Stamp, Undo
 from opslog.format.manifest import Manifest
@@ -115,8 +115,10 @@ def conditions(point: Point) -> tuple[Callable[[Manifest], bool], Callable[[Comm
 def _time(point: Point) -> str:
     """:raises UsageError: it is not a time."""
     try:
-        return format_ts(point.timestamp() if isinstance(point, datetime) and point.tzinfo else parse_ts(str(point)))
-    except ValueError as error:
+        moment = point if isinstance(point, datetime) and point.tzinfo else parse_time(str(point))
+        # Not by way of seconds: near the year 9999 a double has no microseconds.
+        return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+    except (ValueError, OverflowError) as error:
         raise UsageError(f"as_of takes a clock (an integer) or a time with a zone, not {point!r}: {error}") from error
 
 

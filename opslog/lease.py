@@ -311,7 +311,7 @@ class Lease(_Claim):
 
         :param predicate: claim it only if this is true of the document (None if there is no document): the same
             transaction then decides whether there is still something to do. As the function of `Store.transact`.
-        :returns: whether it is held now. If not, `holder` has the other agent; None: the predicate refused.
+        :returns: whether it is held now. If False, `holder` names who has it, or is None if the predicate refused.
         """
         begun = self._begin()
         refused = self._store.transact(partial(self._decide_claim, predicate))

@@ -360,9 +360,9 @@ class Store(MutableMapping[str, T], Generic[T]):
         """Read what other agents wrote since, and return those commits, log by log. The cost is that of the new
         commits.
 
-        Each commit is returned once, by `refresh` or by `watch`. If the last refresh was longer ago than the grace
-        period, commits that were compacted and collected meanwhile are in the state but not in the list; `watch`
-        reports that.
+        Each commit is returned once, by `refresh` or by `watch`. If the last of these calls, or `open` before the first
+        one, was longer ago than the grace period, commits that were compacted and collected meanwhile are in the state
+        but not in the list; `watch` reports that.
 
         :raises UsageError: called by a signal handler that came while its own thread was refreshing.
         """
@@ -396,7 +396,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         :param since: the token of an earlier call, by any process. None: all documents, as a reset.
         :param limit: stop after so many commits; the token says where, and `Changes.has_more` that it happened. (On an
             object storage: at the end of the append that has the last of them.) A reset has no limit.
-        :raises UsageError: `since` is not a token, or belongs to another store; or this is a view of the past, or in a batch.
+        :raises UsageError: `since` is no token, or one of another store; this is a view of the past; or in a batch.
         :raises ReopenError: an earlier commit of this store had an unknown outcome.
         """
         return self._replica.changes(since, limit)

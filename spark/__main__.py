@@ -23,7 +23,7 @@ app = click.Group(
     "opslog.spark",
     help="Replay and compact a store with Spark.",
     epilog="Exit code: 0 done, 2 wrong usage, 3 the store or Spark failed.",
-    params=common_options(environment=True),
+    params=common_options(environment=True, shown=READS),
     context_settings={"help_option_names": ["-h", "--help"], "default_map": {"replay": {"engine": "spark"}}},
 )
 
@@ -65,4 +65,4 @@ if __name__ == "__main__":
     # Under spark-submit this file is a script, and Python searches its folder first for modules.
     with suppress(ValueError):
         sys.path.remove(str(Path(__file__).parent))
-    sys.exit(run(sys.argv[1:], app, "opslog.spark"))
+    sys.exit(run(sys.argv[1:], app, "python -m opslog.spark"))

@@ -87,6 +87,9 @@ def test_old_documents_only(url: str) -> None:
         assert store.archive(even, older_than=timedelta(days=2)) == 0
         assert store.archive(even, older_than=timedelta(days=999_999)) == 0
         assert store.archive(even, older_than=timedelta(hours=23)) == 2
+        for wrong in (5, "5d", timedelta(seconds=-1)):
+            with pytest.raises(opslog.UsageError, match=r"older_than is a timedelta from 0 on"):
+                store.archive(even, older_than=wrong)  # type: ignore[arg-type]
         assert "2é" in store
 
 

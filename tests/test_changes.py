@@ -272,8 +272,10 @@ def test_limit_stops_early(url: str) -> None:
             consumer.take(changes)
         assert counts == [3, 3, 3, 1]
         assert consumer.documents == dict(b.items())
-        with pytest.raises(opslog.UsageError, match="limit is a number of commits from 1 on"):
-            b.changes(consumer.token, limit=0)
+        wrong: list[Any] = [0, "x", 2.5, True]
+        for limit in wrong:
+            with pytest.raises(opslog.UsageError, match="limit is a number of commits from 1 on"):
+                b.changes(consumer.token, limit=limit)
 
 
 def test_a_limit_that_seals_have_reached_says_that_there_is_more(tmp_path: Path) -> None:

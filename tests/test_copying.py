@@ -154,13 +154,13 @@ def test_another_store_is_refused(tmp_path: Path) -> None:
     one, other = open_backend(tmp_path / "one"), open_backend(tmp_path / "other")
     with pytest.raises(opslog.UsageError, match=r"other holds another store"):
         copy(one, other)
-    copy(one, open_backend(tmp_path / "copy"))
-    for name in ("one", "copy"):  # both are written to under the same name
+    copy(one, open_backend(tmp_path / "two"))
+    for name in ("one", "two"):  # both are written to under the same name, and as much
         with opslog.open(tmp_path / name, agent="one") as store:
             store[name] = {}
     with pytest.raises(opslog.UsageError, match="is not that of the source"):
-        copy(one, open_backend(tmp_path / "copy"))
-    assert read(str(tmp_path / "copy")).keys() == {"one", "copy"}
+        copy(one, open_backend(tmp_path / "two"))
+    assert read(str(tmp_path / "two")).keys() == {"one", "two"}
 
 
 def interrupt_copy(source: Path, bucket: str) -> None:
@@ -211,6 +211,68 @@ def test_a_copy_goes_on_after_its_source_was_compacted(tmp_path: Path, bucket: s
     assert copy(open_backend(source), target).report.problems == []
     assert files(target) == files(open_backend(source))
     assert read(bucket) == {"x": {"by": "new"}, "number": {"number": 3}}
+
+
+def test_an_older_copy_takes_what_is_new_as_long_as_the_source_can_show_that_it_is_one(tmp_path: Path) -> None:
+    """Then nothing in it is deleted or replaced. Once the source has collected all its manifests, or a log has grown,
+    it stays as it is."""
+    settings = opslog.Settings(undo_window=0, undo_ttl_seconds=0, grace_seconds=0)
+    source, target = open_backend(tmp_path / "source"), open_backend(tmp_path / "copy")
+
+    def session(number: int) -> None:
+        with opslog.open(source.url, agent="a", settings=settings, compact_after=None) as store:
+            store[f"{number}"] = {"number": number}
+            store.compact()
+
+    def is_refused(reason: str) -> None:
+        before = files(target)
+        with pytest.raises(opslog.UsageError, match=rf"holds an older copy .*{reason}"):
+            copy(source, target)
+        assert files(target) == before
+
+    for number in range(3):
+        session(number)
+    copy(source, target)
+    older = files(target)
+    session(3)
+    assert older.keys() - files(source), "collected"
+    assert copy(source, target).report.ok
+    assert files(target).items() >= older.items() | files(source).items()
+    assert read(target.url).keys() == {"0", "1", "2", "3"}
+    with opslog.open(source.url, agent="b", compact_after=None) as store:
+        store["4"] = {}
+        assert copy(source, target).report.ok
+        store["5"] = {}
+    with opslog.open(source.url, agent="aa", compact_after=None) as store:
+        store["6"] = {}
+    is_refused(rf"{segment_path('b', 1)} has \d+ bytes there")
+    session(7)
+    session(8)
+    is_refused(rf"no {manifest_path(5)} to compare")
+
+
+def test_a_copy_interrupted_between_manifests_is_refused_once_the_source_has_collected_them(
+    tmp_path: Path, bucket: str
+) -> None:
+    settings = opslog.Settings(undo_window=0, undo_ttl_seconds=0, grace_seconds=0)
+    with opslog.open(tmp_path, agent="a", settings=settings, compact_after=None) as store:
+        store["x"] = {}
+        store.compact()
+        source, target = open_backend(tmp_path), open_backend(bucket)
+        storage = BUCKETS[bucket.removeprefix("bucket://")]
+
+        def refuse(request: Any) -> Fault | None:
+            return Fault("refused") if request.key.endswith(manifest_path(2)) else None
+
+        with storage.failing(refuse), pytest.raises(opslog.WriteFailedError):
+            copy(source, target)
+        left = files(target)
+        assert manifest_path(1) in left
+        store["x"] = {"again": True}
+        store.compact()
+    with pytest.raises(opslog.UsageError, match=rf"an older copy .* whole or interrupted.*no {manifest_path(1)}"):
+        copy(source, target)
+    assert files(target) == left
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,10 @@ LINES_MAX = 90
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory with a copy of the programs."""
+    """A directory with a copy of the examples."""
     for name in PROGRAMS:
         shutil.copy(EXAMPLES / name, tmp_path)
+    shutil.copytree(EXAMPLES / "board", tmp_path / "board")
     return tmp_path
 
 
@@ -53,29 +54,40 @@ def test_there_are_four_programs_of_a_page_each_and_the_page_describes_them() ->
 
 
 def test_the_task_of_a_worker_that_was_killed_is_done_by_another(place: Path) -> None:
-    run(place, "task_board.py", "board", "add", "one", "two")
-    with opslog.open(place / "board", agent="dead") as dead:
+    run(place, "task_board.py", "tasks-board", "add", "one", "two")
+    with opslog.open(place / "tasks-board", agent="dead") as dead:
         assert opslog.Lease(dead, "task-001", seconds=0.2).claim()
-    assert run(place, "task_board.py", "board", "work", "ann", "--seconds", "0.2").split("\n")[:2] == [
+    assert run(place, "task_board.py", "tasks-board", "work", "ann", "--seconds", "0.2").split("\n")[:2] == [
         "ann did task-002",
         "ann did task-001",
     ]
-    with opslog.open(place / "board", read_only=True) as board:
+    with opslog.open(place / "tasks-board", read_only=True) as board:
         assert board.count('status = "done" and by = "ann"') == 2
 
 
-def test_settings_that_do_not_exist_are_refused(place: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "code", "message"),
+    [
+        (['{"image": "x", "memory_gb": 2}'], 1, 'no such job: {"image": "x", "memory_gb": 2}. A job needs an image,'),
+        (['{"memory_mb": 2}'], 1, "A job needs an image, and may have memory_mb\n"),
+        (["[1]"], 1, "no such job: [1]."),
+        (["{"], 2, "error: argument fields: invalid"),
+        ([], 2, "error: the following arguments are required: fields"),
+    ],
+)
+def test_settings_that_do_not_exist_are_refused(place: Path, given: list[str], code: int, message: str) -> None:
     done = subprocess.run(
-        [sys.executable, "audit.py", "settings", "set", "ann", "report", json.dumps({"image": "x", "memory_gb": 2})],
+        [sys.executable, "audit.py", "settings", "set", "ann", "report", *given],
         cwd=place,
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    assert done.returncode == 1
-    assert "no such job" in done.stderr
-    assert "memory_gb" in done.stderr
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "__init__" not in done.stderr
 
 
 def test_the_mirror_goes_on_where_a_killed_one_was(place: Path) -> None:
@@ -83,9 +95,9 @@ def test_the_mirror_goes_on_where_a_killed_one_was(place: Path) -> None:
         with closing(sqlite3.connect(place / "copy.sqlite")) as database:
             return dict(database.execute("SELECT id, document FROM documents ORDER BY id").fetchall())
 
-    with opslog.open(place / "board", agent="a") as store:
+    with opslog.open(place / "tasks-board", agent="a") as store:
         store["x"] = {"n": 1}
-        command = [sys.executable, "mirror.py", "board", "copy.sqlite", "--follow"]
+        command = [sys.executable, "mirror.py", "tasks-board", "copy.sqlite", "--follow"]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True, env=environment) as follower:
             assert follower.stdout is not None
@@ -95,6 +107,6 @@ def test_the_mirror_goes_on_where_a_killed_one_was(place: Path) -> None:
             follower.send_signal(signal.SIGKILL)
         store["z"] = {"n": 1.5, "text": "ü"}
         del store["x"]
-        assert run(place, "mirror.py", "board", "copy.sqlite") == "1 written, 1 deleted\n"
+        assert run(place, "mirror.py", "tasks-board", "copy.sqlite") == "1 written, 1 deleted\n"
         assert {id: json.loads(text) for id, text in mirrored().items()} == dict(store)
-        assert run(place, "mirror.py", "board", "copy.sqlite") == "0 written, 0 deleted\n"
+        assert run(place, "mirror.py", "tasks-board", "copy.sqlite") == "0 written, 0 deleted\n"

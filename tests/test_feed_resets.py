@@ -262,7 +262,7 @@ def test_after_a_restore_other_commits_of_the_same_clocks_and_lengths_are_notice
 
 
 def test_after_a_restore_other_transactions_of_the_same_ts_are_noticed(tmp_path: Path) -> None:
-    """In the shared log `ts` never goes back: it stands still after a transaction of a machine whose clock is ahead."""
+    """In the shared log `ts` never goes back: after a transaction from a clock that is ahead, it stays the same."""
     path, backup = tmp_path / "store", tmp_path / "backup"
     ahead = Environment(time=lambda: time.time() + 3600)
     with opslog.open(path, agent="ahead", environment=ahead) as a:

@@ -87,8 +87,11 @@ def test_a_stamp_names_the_last_write_and_can_be_kept_as_text(url: str) -> None:
         b.set("x", {"n": 4}, if_stamp=None)
         with pytest.raises(ConflictError, match="exists"):
             b.set("x", {"n": 5}, if_stamp=None)
-        with pytest.raises(UsageError, match="1042@planner"):
-            b.set("x", {"n": 5}, if_stamp="yesterday")
+        for wrong in ("yesterday", 1, b.record("x"), (1, "a", 0), ("a", 1), [1, "a"]):
+            with pytest.raises(UsageError, match="1042@planner"):
+                b.set("x", {"n": 5}, if_stamp=wrong)  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match="1042@planner"):
+                b.delete("x", if_stamp=wrong)  # type: ignore[arg-type]
         assert b["x"] == {"n": 4}
 
 

@@ -57,6 +57,7 @@ def test_garbage_is_noted_with_its_reason(root: Path) -> None:
         garbage_file(root, "notes.txt"): "not a file of opslog",
         garbage_file(root, "ops/a/readme"): "not a file of opslog",
         garbage_file(root, "archive/old/abc.jsonl", lines_of(root, segment_path("b", 1))[0]): "has no index",
+        garbage_file(root, "archive/new/abc.jsonl", lines_of(root, segment_path("b", 1))[0]): "a crash ended that",
     }
     before = content(root)
     report = check(root)
@@ -126,8 +127,26 @@ def test_repair_leaves_alone_what_only_a_copy_can_restore(root: Path) -> None:
     report = check(root, repair=True)
     assert report.repaired == []
     found(report, part)
-    found(report, archive)
+    assert "Restore it and archive/old/" in found(report, archive)[0].message
     assert bytes_of(root) == before
+
+
+@pytest.mark.parametrize("sessions", [0, 2])
+def test_an_archive_whose_index_was_lost_is_damage(tmp_path: Path, sessions: int) -> None:
+    root, settings = tmp_path / "store", opslog.Settings(undo_window=0, grace_seconds=0.0)
+    with opslog.open(root, agent="a", settings=settings, compact_after=None) as store:
+        store["x"] = {"n": 1}
+        store.archive({"n": 1}, "p")
+        if sessions:
+            store.compact()
+    for number in range(sessions):
+        with opslog.open(root, agent="a", compact_after=None) as store:
+            store["y"] = {"n": number}
+            store.compact()
+    assert (root / segment_path("a", 1)).exists() is (sessions == 0), "afterwards only the snapshot has the delete"
+    index = first(root, "archive/p/*.index")
+    (root / index).unlink()
+    assert "documents were moved to this period" in found(check(root), index)[0].message
 
 
 class Failing(FsBackend):

@@ -27,9 +27,10 @@ function columnOf(id, task) {
 }
 
 function draw() {
-    for (const [id, task] of documents) if (typeof task.title === "string") drawCard(id, task)
+    const isTask = (task) => typeof task?.title === "string"
+    for (const [id, task] of documents) if (isTask(task)) drawCard(id, task)
     for (const [id, card] of cards)
-        if (!documents.has(id)) {
+        if (!isTask(documents.get(id))) {
             card.remove()
             cards.delete(id)
         }

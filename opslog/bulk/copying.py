@@ -1,9 +1,12 @@
 """Copying a store to another storage: a directory to S3, and back. The source may be in use.
 
 The copy has every commit that was acknowledged before it began, and some of those written meanwhile. Data is copied
-first and manifests last, so the target is not a store before it is whole. An interrupted copy can be continued: a file
-that exists is read back and compared. A file that no copy of the source left is refused: it may be a log of another
-store, whose documents the copy would then have.
+first and manifests last, so the target is not a store before it has all data. An interrupted copy can be continued: a
+file that exists is read back and compared. A file that no copy of the source left is refused: it may be a log of
+another store, whose documents the copy would then have.
+
+With its first manifest the target is a store that others may open, and nothing shows any more whether the copy was
+interrupted. From then on a copy only adds files: it goes on if nothing that is there differs from the source.
 """
 
 from __future__ import annotations
@@ -121,9 +124,10 @@ class _Work:
         decoded = [
             decode_manifest(data, path, number) for number, (path, data) in zip(numbers, manifests.items(), strict=True)
         ]
-        self._check_target(manifests)
+        self._check_target(manifests, decoded[-1].oldest)
         needed = self._needed(decoded)
         self._delete_others({entry.path for entry in needed})
+        self._check_lengths(needed)
         # An earlier attempt that met a collected file may have copied much. Of those files, only logs can have grown.
         entries = [entry for entry in needed if self.done.get(entry.path, -1) < entry.size]
         total, copied = sum(entry.size for entry in needed), sum(self.done.values())
@@ -183,12 +187,38 @@ class _Work:
             or ((run := run_of(entry.path)) is not None and run[0] in runs)
         ]
 
-    def _check_target(self, manifests: dict[str, bytes]) -> None:
-        for path in self._existing:
-            if kind_of(path) is Kind.MANIFEST and self._target.read(path) != manifests.get(path):
+    def _check_target(self, manifests: dict[str, bytes], oldest: int) -> None:
+        """Check that the manifests of the target are from the source. The source may have collected older ones since;
+        in the target they count as collected, too.
+
+        :param oldest: the oldest manifest that the source retains. It has every commit after its cut, so if the newest
+            manifest of the target is not older, whatever was written to the target since differs from the source.
+        """
+        there = sorted(path for path in self._existing if kind_of(path) is Kind.MANIFEST)
+        differing = [path for path in there if self._target.read(path) != manifests.get(path)]
+        first = manifest_path(oldest)
+        if any(path >= first for path in differing):
+            raise UsageError(
+                f"{self._target.url} holds another store, or one that was written to since it was copied: copy to "
+                "a place of its own"
+            )
+        if differing and there[-1] < first:
+            raise UsageError(
+                f"{self._target.url} holds an older copy of this store, whole or interrupted, or another store: the "
+                f"source has no {there[-1]} to compare. Copy to a place of its own"
+            )
+
+    def _check_lengths(self, needed: list[Entry]) -> None:
+        """Check that no log of a target that is a store has an end of its own, before anything is added to it."""
+        if not self._is_store:
+            return
+        for entry in needed:
+            size = self._existing.get(entry.path, entry.size)
+            if size != entry.size:
                 raise UsageError(
-                    f"{self._target.url} holds another store, or one that was written to since it was copied: copy to "
-                    "a place of its own"
+                    f"{self._target.url} holds an older copy of this store, whole or interrupted, or one that was "
+                    f"written to since: {entry.path} has {size} bytes there and {entry.size} in the source. Copy to a "
+                    "place of its own"
                 )
 
     def _copy(self, entry: Entry) -> int:

@@ -169,7 +169,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 def mark_of(commit: Commit) -> str:
     """What distinguishes a commit from another one of the same log and clock, which is there instead after a restore
-    from a backup: its `ts`; and its nonce if it is a transaction, because their `ts` stands still while it is ahead."""
+    from a backup: its `ts`, and a transaction's nonce: its `ts` stays the same while that of the log is ahead."""
     return commit.ts + commit.tx
 
 

@@ -141,6 +141,8 @@ def parse_path(text: str) -> Path:
 
     :raises QueryError: it is not a path; the error points at the place.
     """
+    if not isinstance(text, str):
+        raise Fault(f"a path such as due.year is expected here, not {type(text).__name__}").in_values("path")
     try:
         return read_path(text)
     except Fault as fault:

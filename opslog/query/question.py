@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,6 +25,9 @@ from opslog.query.values import MISSING, Key, Rank, key_of, keys_of, rank, value
 Where = str | Mapping[str, Any]
 # A path or several. A minus before a path reverses its order.
 OrderBy = str | Sequence[str]
+
+# No store has more documents. An offset and a limit of so many are together still a number that `islice` takes.
+_MANY = sys.maxsize // 2
 
 
 class Order(NamedTuple):
@@ -218,15 +222,15 @@ def question(where: Where | None, order_by: OrderBy | None, limit: int | None, o
     :raises QueryError: the condition or a path cannot be parsed.
     :raises UsageError: the limit or the offset is not an integer from 0 on.
     """
-    if limit is not None:
-        _check_number("limit", limit)
-    _check_number("offset", offset)
-    return Question(parse(where), parse_order(order_by), limit, offset)
+    limit = None if limit is None else _number("limit", limit)
+    return Question(parse(where), parse_order(order_by), limit, _number("offset", offset))
 
 
-def _check_number(name: str, number: object) -> None:
+def _number(name: str, number: int) -> int:
+    """A number of documents, not above `_MANY`."""
     if type(number) is not int or number < 0:
         raise UsageError(f"{name} is a number of documents from 0 on, not {number!r:.60}")
+    return min(number, _MANY)
 
 
 class Grouping(NamedTuple):

@@ -52,7 +52,7 @@ def keys_of(values: Iterable[Any]) -> list[Key]:
 
 def value_of(key: Key) -> Any:
     """A value that has this key; None for MISSING. Equal numbers give the same value: an integer if one of them is
-    an integer."""
+    an integer. A document holds integers from -2**63 to 2**64 - 1."""
     if isinstance(key, tuple):
         kind, content = key
         if kind == "b":
@@ -60,7 +60,7 @@ def value_of(key: Key) -> Any:
         if kind == "a":
             return [value_of(item) for item in content]
         return {name: value_of(item) for name, item in content}
-    if isinstance(key, float) and key.is_integer() and abs(key) < 2**64:
+    if isinstance(key, float) and key.is_integer() and -(2**63) <= key < 2**64:
         return int(key)
     return None if key is MISSING else key
 

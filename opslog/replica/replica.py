@@ -470,8 +470,8 @@ class Replica(Following, Generic[T]):
         :param feed: a feed of the caller's own, if it always continues from its last call.
         """
         self.check_open()
-        if limit is not None and limit < 1:
-            raise UsageError(f"limit is a number of commits from 1 on, or None, not {limit!r}")
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise UsageError(f"limit is a number of commits from 1 on, or None, not {limit!r:.40}")
         self.batches.check_none("changes")
         if self.included is not None:
             raise UsageError("a view of the past does not change: open the store without as_of for its changes")

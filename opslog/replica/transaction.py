@@ -344,14 +344,21 @@ def check_stamp(record: Set | None, id: str, condition: Condition) -> None:
     """:raises ConflictError: the document was written since it had this stamp.
     :raises UsageError: the condition is neither a stamp nor the text of one nor None.
     """
-    wanted: object = Stamp.parse(condition) if isinstance(condition, str) else condition
-    if not (wanted is None or (isinstance(wanted, tuple) and len(wanted) == 2)):
-        raise UsageError(
-            "if_stamp takes the stamp of a record (`record.stamp`), its text such as 1042@planner, or None if there "
-            f"must be no document, not {wanted!r:.60}"
-        )
+    wanted: Stamp | None
+    match condition:
+        case None:
+            wanted = None
+        case str():
+            wanted = Stamp.parse(condition)
+        case tuple((int(), str())):
+            wanted = Stamp(*condition)
+        case _:
+            raise UsageError(
+                "if_stamp takes the stamp of a record (`record.stamp`), its text such as 1042@planner, or None if "
+                f"there must be no document, not {condition!r:.60}"
+            )
     if (None if record is None else record.stamp) != wanted:
-        what = "exists" if wanted is None else f"has not the stamp {Stamp(*wanted)} any more"
+        what = "exists" if wanted is None else f"has not the stamp {wanted} any more"
         raise conflict(id, record, what)
 
 

@@ -31,6 +31,8 @@ class Bucket:
     :ivar on_delete: called with the key and the content of an object that is deleted.
     """
 
+    kinds = READS | PUTS | DELETES
+
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.objects: dict[str, tuple[bytes, float]] = {}

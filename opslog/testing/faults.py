@@ -7,53 +7,64 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-# Faults that can strike at any call.
-#
-# - crash: the process dies; amount: after how many seconds it is started again
-# - power: everything dies, and unsynced data may be lost, each part of it independently
-# - pause: the process is paused for that many seconds, while all clocks go on
-# - stall: the thread is held up for that many seconds, and the other threads of its process are not
-# - skew: the process's wall clock jumps by that many seconds
-#
-# Each except the last happens either before the call has its effect or, "after", between the effect and the response.
-# The other kinds happen within a call, and only storages know their meaning:
-#
-# - fail: the call fails, and nothing was changed
-# - lost: the call fails, and everything was changed nevertheless
-# - late: the call fails, and the change happens that many seconds later
-# - short: a part of the data is written, then the call fails
-# - full: the disk is full, for that many seconds
-# - down: the storage answers no calls for that many seconds
-# - no threads: a thread cannot be started
-#
-# Some happen only to processes that are ready for them (`Process.signals`), and to their main threads:
-#
-# - interrupt: the handler of a signal raises, as for Ctrl-C or an alarm
-# - signal: the handler of a signal runs, and may use the store that its thread is in
-#
-# These two happen right before the call (an amount below 0.5), or later, at an operation on any lock.
-#
-# - no memory: the call raises MemoryError, in any thread of a process that is ready for that (`Process.is_tough`)
-#
-# These are changes that people may make to the directory of a store; only a disk knows them:
-#
-# - moved: it is moved away, and a copy stands in its place: one of links to the same files (an amount below 0.5), or
-#   one with files of its own
-# - unlocked: somebody removes ``locks/``
-#
+from opslog.errors import UsageError
+
+# What can strike at any call.
 ANYWHERE = frozenset(
     {"crash", "power", "pause", "stall", "skew", "crash after", "power after", "pause after", "stall after"}
 )
 
+# What happens within a call, and only storages know how; none knows all of them.
+STORAGES = frozenset({"fail", "lost", "late", "short", "full", "down", "moved", "unlocked"})
+
 SIGNALS = frozenset({"interrupt", "signal"})
 NO_MEMORY = "no memory"
+NO_THREADS = "no threads"
+
+KINDS = ANYWHERE | STORAGES | SIGNALS | {NO_MEMORY, NO_THREADS}
 
 LASTING = frozenset({"full", "down"})
 
 
 class Fault(NamedTuple):
     """One failure: at call number `step`, or the next one after it to which this kind can happen.
+    `Simulation.injected` counts those that happened, by kind.
 
+    These kinds can strike at any call. Each but `skew` happens before the call has its effect or, under a name such as
+    `crash after`, between the effect and the response:
+
+    - `crash`: the process dies; amount: after how many seconds it is started again
+    - `power`: everything dies, and unsynced data may be lost, each part of it independently
+    - `pause`: the process is paused for that many seconds, while all clocks go on
+    - `stall`: the thread is held up for that many seconds, and the other threads of its process are not
+    - `skew`: the process's wall clock jumps by that many seconds
+
+    The other kinds happen within a call:
+
+    - `fail`: the call fails, and nothing was changed
+    - `lost`: the call fails, and everything was changed nevertheless
+    - `full`: the disk is full, for that many seconds
+    - `late`, only on "s3": the call fails, and the change happens that many seconds later
+    - `down`, only on "s3": the storage answers no calls for that many seconds
+    - `short`, only on "posix": that part of the data (from 0 to 1) is written, then the call fails
+    - `no threads`: a thread cannot be started
+
+    People may make these changes to the directory of a store; so they happen only on "posix":
+
+    - `moved`: it is moved away, and a copy stands in its place: one of links to the same files (an amount below 0.5),
+      or one with files of its own
+    - `unlocked`: somebody removes `locks/`
+
+    Some happen only to processes that are ready for them:
+
+    - `interrupt`: in the main thread, inside `with process.signals.handled():`, the handler of a signal raises, as for
+      Ctrl-C or an alarm
+    - `signal`: in the main thread, inside `with process.signals.handled(handler):`, the handler runs, and may use the
+      store that the thread is in. Both kinds happen right before the call (an amount below 0.5), or later, at an
+      operation on any lock
+    - `no memory`: the call raises MemoryError, in any thread, if `process.is_tough` was set
+
+    :ivar kind: one of these; `amount` means what they say.
     :ivar call: a part of the name that the call must have, such as ``link`` or ``put-new prefix/manifests/``.
     """
 
@@ -67,12 +78,34 @@ class Fault(NamedTuple):
         return f"{at} in {self.call!r}" if self.call else at
 
 
+def check_kinds(kinds: Iterable[str]) -> None:
+    """:raises UsageError: there is no such kind of fault."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UsageError(f"there is no fault of the kind {kind!r}; the kinds are: {', '.join(sorted(KINDS))}")
+
+
 class Faults:
-    """Returns each fault once, when it is due."""
+    """Returns each fault once, when it is due.
+
+    :raises UsageError: there is no such kind of fault.
+    """
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self._coming = sorted(faults)
+        check_kinds(fault.kind for fault in self._coming)
         heapq.heapify(self._coming)
+
+    def check_storages(self, kinds: frozenset[str]) -> None:
+        """Check that every fault to come can happen.
+
+        :param kinds: those that the simulation's storages know.
+        :raises UsageError: a storage would have to know another kind.
+        """
+        for fault in self._coming:
+            if fault.kind in STORAGES - kinds:
+                known = ", ".join(sorted(kinds))
+                raise UsageError(f"{fault} never happens on this storage: of these kinds it has {known}")
 
     def are_due(self, step: int) -> bool:
         return bool(self._coming) and self._coming[0].step <= step
@@ -99,7 +132,9 @@ def random_faults(
     """Random faults, spread over a number of calls. Their kinds are chosen by weight.
 
     :param skew_seconds: by how much a clock may be set, either way.
+    :raises UsageError: there is no such kind of fault.
     """
+    check_kinds(weights)
     kinds, chances = list(weights), list(weights.values())
     return sorted(
         Fault(choices.randint(1, steps), kind, round(_amount(kind, choices, skew_seconds), 2))

@@ -4,7 +4,8 @@ Each thread of a simulated process is a greenlet. Exactly one runs at a time, an
 storage, its next sleep, its next operation on a lock (`opslog.testing.threads`), or its end. Another thread may get its
 turn only at these points, and everything else is atomic. Time is simulated, too: every call takes some time, which the
 seed decides, and the thread whose call ends first goes on. So nothing really waits, and the same seed gives the same
-run, in every process and on every machine; `Simulation.digest` proves it.
+run, in every process and on every machine; `Simulation.digest` proves it. Both must have the kernel in C, or both not:
+with it, a compaction reads a part of an object storage once more.
 
 Failures are a list of `Fault`s, each tied to the number of a storage call. Removing one changes nothing
 before it, so a failing run can be shrunk.
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from greenlet import getcurrent, greenlet
 
 from opslog.environment import Environment
+from opslog.errors import UsageError
 from opslog.testing.faults import NO_MEMORY, SIGNALS, Fault, Faults
 from opslog.testing.signals import Interrupt, Signals
 
@@ -60,7 +62,12 @@ class Event(NamedTuple):
 
 
 class Storage(Protocol):
-    """The interface of a storage to a simulation."""
+    """The interface of a storage to a simulation.
+
+    :ivar kinds: the faults that happen within its calls.
+    """
+
+    kinds: frozenset[str]
 
     def lose_power(self, choices: random.Random) -> None:
         """Lose data that is not durable, or keep it, by random choice."""
@@ -258,6 +265,8 @@ class Simulation:
         self._victims: list[Process] = []
         self._mutex = threading.RLock()
         self._hub = getcurrent()
+        # The real thread in which all simulated ones run.
+        self._runner = threading.get_ident()
 
     # -- processes and threads
 
@@ -287,8 +296,11 @@ class Simulation:
         next `run`.
 
         :raises EndlessError: it does not end. Any error of a process is raised, too.
+        :raises UsageError: a fault cannot happen on any of the storages.
         """
-        self._hub = getcurrent()
+        self._hub, self._runner = getcurrent(), threading.get_ident()
+        if self.storages:
+            self.faults.check_storages(frozenset[str]().union(*(storage.kinds for storage in self.storages)))
         try:
             while self._turns and self.failure is None:
                 self.time, number, turn = heapq.heappop(self._turns)
@@ -329,7 +341,17 @@ class Simulation:
         return self.thread is not None and self.thread.process.dead
 
     def check_alive(self) -> None:
-        """:raises Died: the running process is dead."""
+        """
+        :raises Died: the running process is dead.
+        :raises UsageError: this is a thread of the real `threading`, in which no time can be simulated.
+        """
+        if self.thread is not None and threading.get_ident() != self._runner:
+            error = UsageError(
+                f"{self.thread.label} uses its store in a thread that is not simulated: take threads from "
+                "opslog.testing.Threading(process.simulation), and run tasks by run_tasks"
+            )
+            self.fail(self.thread, error)  # nobody may wait for the result of that thread
+            raise error
         if self.is_dying:
             raise Died
 

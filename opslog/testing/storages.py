@@ -15,6 +15,7 @@ from opslog.backends.local.fs import FsBackend
 from opslog.backends.objects import backend as objects
 from opslog.concurrency import exiting
 from opslog.environment import REAL
+from opslog.errors import UsageError
 from opslog.format.commits import Commit, decode_commits
 from opslog.format.documents import Document
 from opslog.format.layout import MANIFESTS, OPS, manifest_number, segment_of
@@ -37,9 +38,11 @@ class SimulatedStorage(Protocol):
 
     :ivar files: (path, content) of all current files.
     :ivar collected: the segments that were deleted.
+    :ivar is_installed: whether the running code is inside `installed()`.
     """
 
     collected: dict[str, bytes]
+    is_installed: bool
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]: ...
 
@@ -51,6 +54,10 @@ class SimulatedStorage(Protocol):
 def _no_exit() -> AbstractContextManager[object]:
     """Register nothing at exit inside the block: simulated processes end before the program does."""
     return patch.object(exiting, "write_at_exit", lambda *_: None)
+
+
+def _noted(storage: SimulatedStorage) -> AbstractContextManager[object]:
+    return patch.object(storage, "is_installed", True)
 
 
 class Directory:
@@ -66,6 +73,7 @@ class Directory:
         self.system = System(simulation, ignores_case=ignores_case)
         self.system.on_unlink = self._note
         self.collected: dict[str, bytes] = {}
+        self.is_installed = False
         self._root = f"{ROOT}/store"
 
     def backend(self, process: Process | None) -> Backend:
@@ -74,7 +82,7 @@ class Directory:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with Threading(self.simulation).installed(), self.system.installed(), _no_exit():
+        with Threading(self.simulation).installed(), self.system.installed(), _no_exit(), _noted(self):
             yield
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:
@@ -100,6 +108,7 @@ class ObjectStorage:
         self.bucket.on_delete = self._note
         self.bucket.on_create = self._note_void
         self.collected: dict[str, bytes] = {}
+        self.is_installed = False
         # Segments that were already behind the cut when they were created: they belong to no log.
         self.void: set[str] = set()
         self._opened = 0
@@ -115,7 +124,8 @@ class ObjectStorage:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with Threading(self.simulation).installed(), patch.object(objects, "_held", Holders()), _no_exit():
+        held = patch.object(objects, "_held", Holders())
+        with Threading(self.simulation).installed(), held, _no_exit(), _noted(self):
             yield
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:
@@ -149,8 +159,14 @@ def make_storage(kind: str, simulation: Simulation, *, ignores_case: bool = Fals
     """
     :param kind: "posix" or "s3".
     :param ignores_case: whether the disk keeps the case of names and does not distinguish them by it.
+    :raises UsageError: it is another kind.
     """
-    return Directory(simulation, ignores_case=ignores_case) if kind == "posix" else ObjectStorage(simulation)
+    match kind:
+        case "posix":
+            return Directory(simulation, ignores_case=ignores_case)
+        case "s3":
+            return ObjectStorage(simulation)
+    raise UsageError(f'there is no simulated storage {kind!r}: it is "posix" or "s3"')
 
 
 def all_commits(storage: SimulatedStorage) -> dict[str, list[Commit]]:
@@ -170,7 +186,10 @@ def all_commits(storage: SimulatedStorage) -> dict[str, list[Commit]]:
 
 
 def open_store(storage: SimulatedStorage, process: Process, **options: Any) -> Store[Document]:
-    """`opslog.open` on a simulated storage, in a simulated process; options as there."""
+    """`opslog.open` on a simulated storage, in a simulated process; options as there.
+
+    :raises UsageError: the code is not inside `with storage.installed():`.
+    """
     return opslog.open("simulated://store", **_options(storage, process, options))
 
 
@@ -180,6 +199,10 @@ def open_async_store(storage: SimulatedStorage, process: Process, **options: Any
 
 
 def _options(storage: SimulatedStorage, process: Process, options: dict[str, Any]) -> dict[str, Any]:
+    if not storage.is_installed:  # its system calls would go to the real system
+        raise UsageError(
+            "the simulated storage is not installed: start and run the simulation inside `with storage.installed():`"
+        )
     return {"environment": process.environment, "storage": storage, "process": process, **options}
 
 

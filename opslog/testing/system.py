@@ -88,6 +88,8 @@ class System:
     :ivar on_unlink: called with a path and its file, when the file is removed from the place to which the path leads.
     """
 
+    kinds = READS | WRITES | SYNCS | CHANGES | LINKS | DELETES | _BY_PEOPLE
+
     def __init__(self, simulation: Simulation, *, ignores_case: bool = False) -> None:
         self.simulation = simulation
         self.disk = Disk(lambda: simulation.time, ignores_case=ignores_case)

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from opslog.testing.faults import Fault
+from opslog.testing.faults import NO_THREADS, Fault
 from opslog.testing.simulation import Simulation
 from opslog.testing.simulation import Thread as Scheduled
 
@@ -33,7 +33,7 @@ _FOREVER_SECONDS = 3600.0
 _REAL = ("opslog.testing", "opslog.server", "opslog.demo", "opslog.backends.forking")
 
 # The fault at the start of a thread: the system has no more of them.
-STARTS = frozenset({"no threads"})
+STARTS = frozenset({NO_THREADS})
 
 
 class Threading:

@@ -19,7 +19,7 @@ from opslog.format.checksum import crc32
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, decode_records, encode_commit
 from opslog.format.exact import InexactError, load_document, loads
 from opslog.format.hashes import encode_hashes, id_hash
-from opslog.format.layout import TRANSACTIONS, check_name, index_path
+from opslog.format.layout import TRANSACTIONS, archive_of, check_name, index_path
 from opslog.format.manifest import Manifest, Part
 from opslog.format.snapshot import Block, Index, decode_index
 from opslog.log.reader import LogSource, read_lines
@@ -197,6 +197,7 @@ class FileCheck:
     :ivar report: the problems found.
     :ivar missing: which of the two files are missing. That may be no error.
     :ivar index: the index, if it is usable.
+    :ivar periods: the periods of the archives to which documents of a part went.
     """
 
     def __init__(self, reader: Reader, path: str) -> None:
@@ -204,6 +205,7 @@ class FileCheck:
         self.report = Report()
         self.missing: list[str] = []
         self.index: Index | None = None
+        self.periods: set[str] = set()
         self._reader = reader
         self._digest = hashlib.sha256()
         self._records = self._live = self._bytes = 0
@@ -269,11 +271,13 @@ class FileCheck:
 
     def _bad_index(self, message: str) -> None:
         self.index = None
-        self.report.error(
-            index_path(self.path),
-            0,
-            f"{message}. If the data beside it is whole, `opslog verify --repair` rebuilds it",
-        )
+        if archive_of(self.path):
+            # A manifest has the checksum of a part. That of an archive is in the index alone, so an index made anew
+            # would vouch for whatever the data is now.
+            advice = f"Restore it and {self.path} from a copy: without it nothing shows whether the data is whole"
+        else:
+            advice = "If the data beside it is whole, `opslog verify --repair` rebuilds it"
+        self.report.error(index_path(self.path), 0, f"{message}. {advice}")
 
     def _check_data(self, size: int | None, after: str | None, manifest: Manifest | None) -> None:
         try:
@@ -336,6 +340,8 @@ class FileCheck:
             self._last = after = record.id
             self._records += 1
             self._live += isinstance(record, Set)
+            if isinstance(record, Delete) and record.archived is not None:
+                self.periods.add(record.archived)
             if record.agent == TRANSACTIONS:
                 self._shared.add(id_hash(record.id))
             self.report.records += 1

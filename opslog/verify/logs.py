@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from opslog.errors import CorruptError, MissingFileError
-from opslog.format.commits import Commit, Undo, decode_commits
+from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Undo, decode_commits
 from opslog.format.layout import TRANSACTIONS, manifest_path, segment_path
 from opslog.format.manifest import START, Cut, Manifest
 from opslog.format.torn import sound_length
@@ -28,11 +28,13 @@ class LogCheck:
     :param manifests: all that are retained, oldest first.
     :ivar report: the problems found.
     :ivar missing: missing segments that some of the manifests need.
+    :ivar periods: the periods of the archives to which the log's commits moved documents.
     """
 
     def __init__(self, reader: Reader, agent: str, segments: list[Segment], manifests: Sequence[Manifest]) -> None:
         self.report = Report()
         self.missing: list[str] = []
+        self.periods: set[str] = set()
         self._reader = reader
         self._agent = agent
         # Segments before the oldest cut are no longer part of the log: a delayed write may have used their numbers
@@ -161,6 +163,9 @@ class LogCheck:
             if fault:
                 self.report.error(path, offset, f"{fault}: the log was edited")
             self._window.follow(commit)
+        for op in commit.ops if isinstance(commit, Batch) else (commit,):
+            if isinstance(op, Delete | DeleteOp) and op.archived is not None:
+                self.periods.add(op.archived)
         self.report.commits += 1
 
     def _forget(self) -> None:

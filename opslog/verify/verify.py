@@ -24,6 +24,7 @@ from opslog.format.layout import (
     Kind,
     archive_of,
     archive_path,
+    index_path,
     kind_of,
     manifest_path,
 )
@@ -97,6 +98,8 @@ class _Verification:
         self._unread: list[str] = []
         # For each part the ids that are from the shared log, according to a manifest.
         self._shared: dict[str, bytes] = {}
+        # The periods of the archives to which documents went, according to logs and parts.
+        self._periods: set[str] = set()
 
     def run(self) -> None:
         unfinished = self._unfinished_archives()
@@ -221,6 +224,7 @@ class _Verification:
                 self.indexes.append(part)
             if check.shared is not None:
                 self._shared[part.path] = check.shared
+            self._periods |= check.periods
             self.report.add(check.report)
             self.report.parts += 1
             after = part.last
@@ -269,6 +273,7 @@ class _Verification:
                 return
             check = LogCheck(self._reader, agent, segments, retained)
             check.run()
+            self._periods |= check.periods
             # The first time may be a listing made while files came and went; a second time under the same manifests
             # means lost.
             self._read_manifests()
@@ -297,18 +302,28 @@ class _Verification:
 
     def _check_archives(self, unfinished: set[str]) -> None:
         """:param unfinished: archives that had no index when the check began."""
-        for path, kinds in sorted(self._archives().items()):
+        archives = self._archives()
+        finished = {_period(path) for path, kinds in archives.items() if "index" in kinds}
+        for path, kinds in sorted(archives.items()):
             check = FileCheck(self._reader, path)
             check.check_archive()
             if "index" in kinds:
                 for missing in check.missing:
                     check.report.error(missing, None, _missing(False))
+            elif (period := _period(path)) in self._periods - finished:
+                # The deletes are written after the index.
+                check.report.error(
+                    index_path(path),
+                    None,
+                    f"it is not there, nor is the index of another archive of the period {period!r}, and documents "
+                    "were moved to this period: something other than opslog removed it. Restore it from a copy",
+                )
             elif path in unfinished:
                 check.report.note(
                     path,
                     None,
-                    "it has no index: it is being written, or a crash ended that. Its documents are still in the "
-                    "store, and nobody reads this file",
+                    "it has no index, so nobody reads it. If it is being written, or a crash ended that, its documents "
+                    "are still in the store; otherwise the index was lost: restore that from a copy",
                 )
             self.report.add(check.report)
             self.report.archives += "index" in kinds
@@ -334,6 +349,11 @@ class _Verification:
                 advice = ". `opslog verify --repair` moves it aside" if file.movable else ""
                 self.report.note(file.path, None, f"{file.reason}{advice}")
                 self.movable += [file.path] if file.movable else []
+
+
+def _period(path: str) -> str:
+    """The period of an archive's data."""
+    return path.split("/")[1]
 
 
 def _missing(rebuildable: bool) -> str:

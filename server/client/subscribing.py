@@ -198,8 +198,8 @@ class Holding:
 
         :param offsets: by path, the end of the processed part of each stream.
         :raises WakeLostError: the lease ended, or a newer wake came.
-        :raises OutcomeUnknownError: the same, after a response was lost. `Subscription.get` shows what was
-            acknowledged.
+        :raises OutcomeUnknownError: a response was lost, and the lease is over: the offsets may or may not have been
+            acknowledged. `Subscription.get` shows which.
         """
         offsets = offsets or {}
         for path, offset in offsets.items():

@@ -9,9 +9,11 @@ const PAGE = 50
 
 export function showArchives(body, place, store) {
     let isClosed = false
+    let cursors = [null] // of the pages up to the one that is shown
     const period = place.id
 
-    async function load(cursors) {
+    async function load() {
+        const wanted = cursors
         const found = await read(storeUrl(place.name, "/archives"))
         const links = found.periods.map((name) =>
             element(
@@ -30,10 +32,10 @@ export function showArchives(body, place, store) {
                 : await read(
                       storeUrl(place.name, `/archives/${encodeURIComponent(period)}`, {
                           limit: PAGE,
-                          cursor: cursors.at(-1),
+                          cursor: wanted.at(-1),
                       }),
                   )
-        if (isClosed) return
+        if (isClosed || wanted !== cursors) return
         store.succeed()
         body.replaceChildren(
             found.periods.length
@@ -52,15 +54,15 @@ export function showArchives(body, place, store) {
                 element("td", {}, time(entry.ts)),
             )
         })
-        const turn = (to) => load(to).catch(store.fail)
+        const turn = (to) => ((cursors = to), again())
         const previous = element(
             "button",
-            { type: "button", disabled: cursors.length < 2, onclick: () => turn(cursors.slice(0, -1)) },
+            { type: "button", disabled: wanted.length < 2, onclick: () => turn(wanted.slice(0, -1)) },
             "Previous",
         )
         const next = element(
             "button",
-            { type: "button", disabled: page.cursor === null, onclick: () => turn([...cursors, page.cursor]) },
+            { type: "button", disabled: page.cursor === null, onclick: () => turn([...wanted, page.cursor]) },
             "Next",
         )
         body.append(
@@ -69,6 +71,11 @@ export function showArchives(body, place, store) {
         )
     }
 
-    load([null]).catch(store.fail)
-    return { changed: () => {}, close: () => (isClosed = true) }
+    const again = () => load().catch(store.fail)
+    again()
+    return {
+        // Writes do not change archives. But while the server was away, they could not be read.
+        changed: (news) => news === null && again(),
+        close: () => (isClosed = true),
+    }
 }

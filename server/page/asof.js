@@ -13,7 +13,7 @@ let moved = { name: "", commits: [] }
 // The address holds the clock of a commit, or a time. The server accepts both.
 export const pointOf = (as_of) => as_of || null
 
-// Calls `go` with the clock of a commit, or with "" for now.
+// Calls `go` with the clock of a commit, or with "" for now. `again()` reads the commits if that has failed.
 export function slider(name, as_of, go) {
     const range = element("input", {
         type: "range",
@@ -28,21 +28,26 @@ export function slider(name, as_of, go) {
     const holder = element("div", { class: "slider", hidden: true }, range, now, point)
     const open = element(
         "button",
-        { type: "button", class: "past", "aria-expanded": "false", onclick: () => start() },
+        { type: "button", class: "past", "aria-expanded": "false", onclick: () => begin() },
         "As of…",
     )
     const all = element("div", { class: "asof" }, open, holder)
     let commits = []
     let isClosed = false
+    let hasFailed = false
+
+    const begin = () => start().then(() => range.focus())
 
     async function start() {
         open.hidden = true
         holder.hidden = false
         point.textContent = "Reading the commits that are kept…"
+        hasFailed = false
         try {
             commits = knows() ? await moved.commits : await ask()
         } catch (error) {
             point.textContent = error.message
+            hasFailed = true
             return
         }
         if (isClosed) return
@@ -52,7 +57,6 @@ export function slider(name, as_of, go) {
         describe()
         if (as_of && at < 0)
             point.textContent = `As of ${as_of}, before the commits that this slider reaches.`
-        range.focus()
     }
 
     const knows = () => moved.name === name && moved.commits.some((commit) => String(clockOf(commit)) === as_of)
@@ -84,8 +88,8 @@ export function slider(name, as_of, go) {
         moved = { name, commits }
         go(commit ? String(clockOf(commit)) : "")
     })
-    if (as_of) start()
-    return { element: all, close: () => (isClosed = true) }
+    if (as_of) begin()
+    return { element: all, again: () => hasFailed && start(), close: () => (isClosed = true) }
 }
 
 // Whether a commit is at or before a clock, or a time.

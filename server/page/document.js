@@ -9,6 +9,8 @@ import { Loading } from "./live.js"
 
 const REVISIONS = 50
 const REVISIONS_MAX = 1000
+// To get a history, the server reads all logs that it retains.
+const PAUSE_MS = 1000
 // How many lines are shown at once.
 const LINES_MAX = 5000
 
@@ -19,7 +21,7 @@ export function showDocument(body, place, store) {
     let earlier = 0
     let at = -1 // the index of the revision that is shown
     let isAtEnd = true
-    let known = null // the stamp and the limit of the history that was read
+    let drawn = null // the history that is shown
     const firstPoint = place.given.get("as_of") ?? ""
 
     const heading = element("h2", { id: "id" }, id === "" ? "(empty id)" : id)
@@ -71,15 +73,16 @@ export function showDocument(body, place, store) {
     range.addEventListener("input", () => choose(Number(range.value)))
 
     async function load() {
-        // To get the history, the server reads all logs that it retains. So the page asks for it only when this
-        // document has changed.
-        const stamp = await stampNow()
-        if (known !== null && known.stamp === stamp && known.limit === limit) return
+        // The page asks after each change of the store: a write that lost, or that was undone at once, is a revision
+        // too, although the document is the same as before.
         const found = await history()
-        known = { stamp, limit }
         store.succeed()
+        const present = found.revisions.map(plain)
+        const state = JSON.stringify([found.earlier, present.map(({ stamp, undone }) => [stamp, undone])])
+        if (drawn === state) return // somebody may be reading it
+        drawn = state
         const stampShown = revisions[at]?.stamp
-        revisions = found.revisions.map(plain)
+        revisions = present
         earlier = found.earlier
         if (at < 0 && firstPoint) {
             at = revisions.findLastIndex((each) => wasBy(each, firstPoint))
@@ -89,12 +92,6 @@ export function showDocument(body, place, store) {
             at = isAtEnd || same < 0 ? revisions.length - 1 : same
         }
         draw()
-    }
-
-    async function stampNow() {
-        const where = JSON.stringify({ "@id": id })
-        const page = await read(storeUrl(place.name, "/documents", { where, limit: 1, fields: "@id" }))
-        return page.items.length ? page.items[0].get("stamp") : null
     }
 
     async function history() {
@@ -247,7 +244,7 @@ export function showDocument(body, place, store) {
                     } catch (error) {
                         said.textContent = error.message
                     }
-                    known = null
+                    drawn = null
                     loading.again()
                 },
             },
@@ -256,7 +253,7 @@ export function showDocument(body, place, store) {
         return button
     }
 
-    const loading = new Loading(load, store.fail)
+    const loading = new Loading(load, store.fail, PAUSE_MS)
     loading.again()
     return { changed: () => loading.again(), close: () => loading.close() }
 }

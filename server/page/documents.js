@@ -22,7 +22,8 @@ export function showDocuments(body, place, store) {
     const chosen = given.has("columns") ? given.get("columns").split("\n").filter(Boolean) : null
     const pagesUpTo = [{ cursor: null, first: 0 }] // the last one is shown
     const known = new Map() // rows by id, as shown
-    const seen = new Map() // how many documents had a field
+    const seen = new Map() // for each field on this page or in a column: the share of documents that had it
+    let shown = [] // the columns
     let next = null // the page after the one shown
     let isFirst = true
     let fitting = COLUMNS // how many columns fit
@@ -120,7 +121,8 @@ export function showDocuments(body, place, store) {
 
     function draw(items, total) {
         const wasFirst = isFirst
-        let columns = chosen ?? inferred(items)
+        note(items)
+        let columns = chosen ?? inferred()
         drawRows(items, columns)
         // The author and the time are in the last columns, and must stay visible.
         while (
@@ -130,10 +132,11 @@ export function showDocuments(body, place, store) {
             found.scrollWidth > found.parentElement.clientWidth
         ) {
             fitting = columns.length - 1
-            columns = inferred(items)
+            columns = inferred()
             isFirst = wasFirst
             drawRows(items, columns)
         }
+        shown = columns
         const { first } = pagesUpTo.at(-1)
         if (!items.length) summary.textContent = asked.where ? "No document matches." : "There are no documents."
         else summary.textContent = `${count(first + 1)}–${count(first + items.length)} of ${counted(total, "document")}`
@@ -161,12 +164,17 @@ export function showDocuments(body, place, store) {
         if (focused !== undefined) known.get(focused)?.row.querySelector("a").focus()
     }
 
-    // The fields that most documents have, in the order in which documents have them. A field that is a column stays
-    // one.
-    function inferred(items) {
+    // Notes which fields the documents have. It forgets fields that are gone, or the list would grow without end.
+    function note(items) {
         const counts = new Map()
         for (const { data } of items) for (const name of data.keys()) counts.set(name, (counts.get(name) ?? 0) + 1)
+        for (const name of [...seen.keys()]) if (!counts.has(name) && !shown.includes(name)) seen.delete(name)
         for (const [name, number] of counts) seen.set(name, Math.max(seen.get(name) ?? 0, number / items.length))
+    }
+
+    // The fields that most documents have, in the order in which documents have them. A field that is a column stays
+    // one.
+    function inferred() {
         const frequent = [...seen].filter(([, share]) => share >= SHARE_MIN).sort((one, other) => other[1] - one[1])
         const names = new Set(frequent.slice(0, fitting).map(([name]) => name))
         return [...seen.keys()].filter((name) => names.has(name))
@@ -239,7 +247,14 @@ export function showDocuments(body, place, store) {
 
     const loading = new Loading(load, store.fail)
     loading.again()
-    return { changed: () => !asked.as_of && loading.again(), close: () => (loading.close(), past.close()) }
+    return {
+        changed: (news) => {
+            if (news === null) past.again()
+            // The past does not change. But while the server was away, it could not be read.
+            if (news === null || !asked.as_of) loading.again()
+        },
+        close: () => (loading.close(), past.close()),
+    }
 }
 
 function cell(data, name) {
@@ -265,4 +280,6 @@ export function patch(parent, wanted) {
 
 // A field's name, written as a path of the filter language.
 const pathOf = (name) =>
-    /^[^\s\x00-\x1f\x7f.[\](){}"'=<>!,@-][^\s\x00-\x1f\x7f.[\](){}"'=<>!,@]*$/.test(name) ? name : JSON.stringify(name)
+    /^[^\s\x00-\x1f\x7f\x85.[\](){}"'=<>!,@-][^\s\x00-\x1f\x7f\x85.[\](){}"'=<>!,@]*$/.test(name)
+        ? name
+        : JSON.stringify(name)

@@ -19,6 +19,7 @@ const VIEWS = {
 }
 
 // Returns `changed(news)`, to be called with each change, or with null if changes may have been missed; and `close()`.
+// Each view returns the same.
 export function showStore(view, place, access, report) {
     const current = place.view === "document" ? "documents" : place.view
     const links = Object.entries(VIEWS).map(([name, [label]]) =>
@@ -50,7 +51,7 @@ export function showStore(view, place, access, report) {
     const shown = show(body, place, store, report)
     return {
         changed: (news) => {
-            if (news === null || news.again || `stores/${place.name}` in news.streams) shown.changed()
+            if (news === null || news.again || `stores/${place.name}` in news.streams) shown.changed(news)
         },
         close: shown.close,
     }

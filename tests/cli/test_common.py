@@ -154,6 +154,14 @@ def test_the_help_of_a_command_names_the_options_that_mean_something_to_it(opslo
     assert named["completion"] == set()
 
 
+def test_the_help_of_a_command_says_what_the_agent_is_there(opslog: Opslog) -> None:
+    """Servers do not hold the name."""
+    says = {name: " ".join(opslog(name, "--help").out.split()) for name in ("set", "serve", "mcp")}
+    assert [name for name, text in says.items() if "one live process per name" in text] == ["set"]
+    assert "[OPSLOG_AGENT; main]" in says["serve"]
+    assert "[OPSLOG_AGENT; mcp]" in says["mcp"]
+
+
 def test_a_script_may_give_all_commands_the_same_options(opslog: Opslog) -> None:
     opslog("set", "a", "{}", "--agent", "me")
     assert opslog("ls", "--ids", "--agent", "me").out == "a\n"

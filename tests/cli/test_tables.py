@@ -48,6 +48,9 @@ def test_a_question_is_answered_in_lines_and_in_json(store: Path) -> None:
         {"id": "a", "n": 1, "tags": None, "owner": None},
     ]
     assert call(store, "query", "SELECT 'x' || chr(10) || 'y'").out == '"x\\ny"\n'
+    for number in (-(10**19), 2**64, -(2**63), 2**64 - 1):  # JSON here has integers of 64 bits
+        [row] = call(store, "query", f"SELECT {number}::HUGEINT AS n", "--json").values
+        assert row == {"n": number if -(2**63) <= number < 2**64 else str(number)}
 
 
 def test_columns_of_one_name_are_all_shown_and_refused_as_json(store: Path) -> None:

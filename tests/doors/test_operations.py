@@ -106,6 +106,13 @@ def test_modify_changes_fields_and_leaves_the_others(door: Operations) -> None:
         door.modify("a", {"n": 1}, if_stamp="1@door")
 
 
+def test_modify_makes_a_document_unless_it_must_exist(door: Operations) -> None:
+    with pytest.raises(opslog.NotFoundError, match="Nothing was written"):
+        door.modify("a", {"n": 1}, exists=True)
+    door.modify("a", {"n": 1})
+    assert door.modify("a", {"m": 2}, exists=True)[1] == {"n": 1, "m": 2}
+
+
 def test_twenty_threads_that_modify_one_document_lose_nothing(door: Operations) -> None:
     threads = [threading.Thread(target=lambda n=n: door.modify("a", {f"n{n}": n})) for n in range(20)]
     for thread in threads:

@@ -77,7 +77,9 @@ def test_a_card_moves_after_another_processs_write(browser: Browser, files: str,
         assert page.evaluate("window.hacked") is None
         with opslog.open(tmp_path / "tasks", agent="cleaner") as cleaner:
             del cleaner["task-001"]
-        card(page, "done", "build api").wait_for(state="detached")
+            card(page, "done", "build api").wait_for(state="detached")
+            cleaner["task-002"] = {"note": "no task any more"}
+            page.locator("li").wait_for(state="detached")
         page.close()
         assert not complaints
 

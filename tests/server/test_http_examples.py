@@ -13,7 +13,6 @@ import pytest
 
 from opslog.doors.tokens import Tokens
 from tests.support.documents import ROOT, blocks
-from tests.support.keys import key_made
 from tests.support.servers import serving
 
 PAGE = ROOT / "docs" / "http.md"
@@ -25,7 +24,7 @@ def test_examples_print_what_is_shown(tmp_path: Path) -> None:
     found = [block for block in blocks(PAGE) if block.language in ("sh", "text")]
     ran = 0
     with serving("--memory", "--store", f"tasks={tmp_path / 'tasks'}") as server:
-        places = {"store": f"{server.root}/v1/store/tasks", "feed": f"{server.url}/stores/tasks", "key": key_made()}
+        places = {"store": f"{server.root}/v1/store/tasks", "feed": f"{server.url}/stores/tasks"}
         for block, shown in itertools.pairwise(found):
             if block.language == "sh" and shown.language == "text":
                 command = ["bash", "-euo", "pipefail", "-c", block.text]

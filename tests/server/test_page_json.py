@@ -59,7 +59,17 @@ def test_json_is_read_and_written_as_it_is(page: Page, document: Any) -> None:
     assert written[2] == text
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"a" 1}', "[1,]", "nul", "01x", '"', "{} {}", '{"a":1,}'])
+def test_a_string_with_millions_of_escapes_is_read(page: Page) -> None:
+    found = page.evaluate(
+        """async () => {
+            const { parse } = await import("/page/json.js")
+            return parse('["' + '\\\\"'.repeat(6_000_000) + '", "\\\\\\\\"]').map((each) => each.length)
+        }"""
+    )
+    assert found == [6_000_000, 1]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a" 1}', "[1,]", "nul", "01x", '"', '"\\', '["a\\"]', "{} {}", '{"a":1,}'])
 def test_text_that_is_no_json_is_refused(page: Page, text: str) -> None:
     found = page.evaluate(
         "async (text) => { const { parse } = await import('/page/json.js')\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,14 @@ def test_compaction_is_a_job_of_its_own(spark: SparkSession, store: Path, capfd:
     assert records(store) == before
     assert run(["compact", str(store / "nowhere")], app, "opslog.spark") == 3
     assert "opslog: no store" in capfd.readouterr().err
+
+
+def test_help_names_the_program_and_only_options_that_its_commands_have() -> None:
+    command = [sys.executable, "-m", "opslog.spark", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith("Usage: python -m opslog.spark ")
+    assert "--store" in shown
+    assert "--agent" not in shown
 
 
 @pytest.mark.parametrize("arguments", [["--variant"], ["--engine", "python", "--master", "local"]], ids=str)

@@ -70,6 +70,8 @@ def test_every_value_has_a_place_in_an_order(store: opslog.Store[Any], order_by:
     assert ids(store.find(order_by=order_by, limit=3, offset=2)) == found[2:5]
     assert ids(store.find(order_by=order_by, offset=4)) == found[4:]
     assert store.find(order_by=order_by, limit=0) == store.find(order_by=order_by, offset=99) == []
+    assert ids(store.find(order_by=order_by, limit=2**63, offset=1)) == found[1:]
+    assert store.find(order_by=order_by, limit=2**70, offset=2**70) == []
 
 
 def test_filter_refuses_a_condition_and_names_find(store: opslog.Store[Any]) -> None:
@@ -99,6 +101,14 @@ def test_group_counts_values(store: opslog.Store[Any]) -> None:
     assert [type(group.value) for group in groups] == [type(None), int, str, bool, str]
 
 
+def test_group_gives_values_that_a_document_can_hold(store: opslog.Store[Any]) -> None:
+    store["g"] = {"n": [-1e19, 1e19, 1e20, float(-(2**63)), float(2**64)]}
+    values = [group.value for group in store.group("n[*]")]
+    assert values == [-1e19, float(-(2**63)), 1e19, float(2**64), 1e20]
+    assert [type(value) for value in values] == [float, int, int, float, float]
+    store["h"] = {"n": values}
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -109,6 +119,7 @@ def test_group_counts_values(store: opslog.Store[Any]) -> None:
         lambda store: store.count("x"),
         lambda store: store.group(""),
         lambda store: store.group(3),
+        lambda store: store.index(3),
         lambda store: store.group("status", "x"),
         lambda store: store.archive("x"),
     ],
