@@ -10,7 +10,12 @@ import click
 from opslog.cli.session import WRITES, Session, StoreCommand, log_level_option
 
 
-@click.command("mcp", cls=StoreCommand, options=WRITES)
+@click.command(
+    "mcp",
+    cls=StoreCommand,
+    options=WRITES,
+    agent="How the names of its sessions begin; any number of servers may have the same. [OPSLOG_AGENT; mcp]",
+)
 @click.option("--read-only", is_flag=True, help="Offer only tools that change nothing; the store must exist.")
 @click.option("--tools", metavar="NAMES", help="Offer only these tools: find,get,claim,release. Default: all.")
 @click.option("--memory", is_flag=True, help="Offer the tools of the reference memory server instead.")
@@ -42,8 +47,8 @@ def mcp_command(
 ) -> None:
     """Serve the store to a language-model agent by the Model Context Protocol, on stdin and stdout.
 
-    It writes as --agent (default: mcp), with the names of this machine and process. Any number of servers may serve
-    one store at once.
+    Each session writes under a name of its own: that of --agent, those of this machine and process, and a random part.
+    Any number of servers may serve one store at once.
     """
     try:
         from opslog.doors.logs import configure

@@ -89,7 +89,8 @@ def plain(value: Any) -> Any:
     """A value of a table, as a JSON value."""
     match value:
         case Decimal():
-            return int(value) if value == value.to_integral_value() and abs(value) < 2**64 else str(value)
+            is_integer = value == value.to_integral_value() and -(2**63) <= value < 2**64
+            return int(value) if is_integer else str(value)
         case datetime():
             return value.isoformat().replace("+00:00", "Z")
         case bytes():

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command("serve", cls=StoreCommand, options=JSON | {"agent"})
+@click.command(
+    "serve",
+    cls=StoreCommand,
+    options=JSON | {"agent"},
+    agent="The author of writes by clients that name none; others may use it, too. [OPSLOG_AGENT; main]",
+)
 @click.option(
     "--store",
     "-s",
@@ -82,8 +87,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 def serve_command(session: Session, /, **given: Any) -> None:
     """Serve streams over HTTP by the Durable Streams protocol, and stores, until Ctrl-C or SIGTERM.
 
-    A store that is served as NAME is at /v1/store/NAME, and its feed is the stream stores/NAME. Clients without a token
-    or an agent of their own write under the name that --agent gives.
+    A store that is served as NAME is at /v1/store/NAME, and its feed is the stream stores/NAME.
     """
     _check(given)
     stores = _stores(given["stores"])

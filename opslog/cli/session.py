@@ -103,7 +103,7 @@ def common_options(*, environment: bool, shown: AbstractSet[str] = WRITES) -> li
             ["--store", "-s"],
             envvar=env("STORE"),
             metavar="URL",
-            help="The store: a directory. [OPSLOG_STORE]",
+            help="The store: a directory or a URL. [OPSLOG_STORE]",
             **common,
         ),
         click.Option(
@@ -124,13 +124,17 @@ class StoreCommand(click.Command):
     """A command with the common options, except those that it has its own of.
 
     :param options: the common options that it uses.
+    :param agent: the help of ``--agent``, if that means something else here than for other commands.
     """
 
-    def __init__(self, *args: Any, options: AbstractSet[str], **settings: Any) -> None:
+    def __init__(self, *args: Any, options: AbstractSet[str], agent: str | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
         own = {name for parameter in self.params for name in parameter.opts}
         common = common_options(environment=False, shown=options)
         self.params += [option for option in common if not own & {*option.opts}]
+        for option in common:
+            if agent is not None and option.name == "agent":
+                option.help = agent
 
 
 # Of commands that serve.

@@ -73,7 +73,7 @@ def import_command(
     """Write what another source holds into the store, after everything that is in it.
 
     FILE (or stdin, for -) has JSON lines, gzipped or not: documents with an id in them, or what `opslog export` writes.
-    A FILE.parquet or FILE.csv has a document per row (this needs the extra query).
+    A FILE.parquet, FILE.csv or FILE.tsv has a document per row (this needs the extra query).
     DIRECTORY was written by npm @backloghq/opslog 0.2 to 0.8. If there is no store, the import creates it. An import
     that stopped half-way can be run again.
     """

@@ -8,7 +8,7 @@ line, whose user is the agent of the store, writes to that agent's own log if th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -138,9 +138,7 @@ class Operations:
         more = asked if limit is None else asked._replace(limit=limit + 1)
         self._refresh()
         matches = list(self._replica.questions.matches(more)[0])
-        items = [chosen(record, document) for record, document in matches[:limit]]
-        if max_bytes is not None:
-            items = _within(items, max_bytes)
+        items = _within((chosen(record, document) for record, document in matches[:limit]), max_bytes)
         if len(items) == len(matches) or not items:
             return Page(items)
         return Page(items, f"{_SKIP}{asked.offset + len(items)}" if asked.order else f"{_AFTER}{items[-1].id}")
@@ -177,27 +175,37 @@ class Operations:
 
         def decide(transaction: Documents) -> None:
             if id not in transaction:
-                raise NotFoundError(f"there is no document {id!r}. Nothing was written")
+                raise _nothing_to_change(id)
             transaction.set(id, data)
 
         _, stamp = self._decide("set", decide)
         return Written([id], stamp)
 
     def modify(
-        self, id: str, changes: Document, *, if_stamp: str | msgspec.UnsetType | None = msgspec.UNSET
+        self,
+        id: str,
+        changes: Document,
+        *,
+        if_stamp: str | msgspec.UnsetType | None = msgspec.UNSET,
+        exists: bool = False,
     ) -> tuple[Written, Document]:
         """Change some fields of a document and leave the others, as a JSON merge patch (RFC 7396) does: objects are
         merged, null removes a field, and every other value replaces the old one. If the document does not exist, it is
         created. No other write can come in between.
 
+        :param exists: whether the document must exist.
         :returns: also the document as it is now.
         :raises ConflictError: it has another stamp.
+        :raises NotFoundError: it must exist, and does not.
         """
 
         def decide(transaction: Documents) -> Document:
             if if_stamp is not msgspec.UNSET:
                 check_stamp(transaction.record(id), id, if_stamp)
-            document = merge_patched(transaction.get(id), changes)
+            before = transaction.get(id)
+            if before is None and exists:
+                raise _nothing_to_change(id)
+            document = merge_patched(before, changes)
             transaction.set(id, document)
             return document
 
@@ -421,11 +429,14 @@ class Operations:
         """The periods that have archives."""
         return Periods(self._store.archives())
 
-    def archived(self, period: str, limit: int | None = None, cursor: str | None = None) -> Page:
+    def archived(
+        self, period: str, limit: int | None = None, cursor: str | None = None, max_bytes: int | None = None
+    ) -> Page:
         """The documents of an archive. Reads all of it for each page. Errors as of `Store.load_archive`.
 
         :param limit: return at most this many; None: all of them.
         :param cursor: of the page before.
+        :param max_bytes: as of `find`.
         :raises UsageError: it is not a cursor of an archive.
         """
         from opslog.archive import read_archive
@@ -436,8 +447,8 @@ class Operations:
         self._replica.freshness.note_shown()
         behind = None if cursor is None else cursor.removeprefix(_AFTER)
         ids = sorted(id for id in records if behind is None or id > behind)
-        shown = ids[:limit]
-        return Page([entry_of(records[id]) for id in shown], f"{_AFTER}{shown[-1]}" if len(shown) < len(ids) else None)
+        shown = _within((entry_of(records[id]) for id in ids[:limit]), max_bytes)
+        return Page(shown, f"{_AFTER}{shown[-1].id}" if len(shown) < len(ids) else None)
 
     def archive(self, where: Where, period: str | None = None, *, older_than: timedelta | None = None) -> Archived:
         """Move documents into an archive, as of `Store.archive`."""
@@ -458,6 +469,10 @@ class Operations:
 
     def _refresh(self) -> None:
         self._store.refresh()  # takes the news, too: nobody asks these stores for it, and it would stay in memory
+
+
+def _nothing_to_change(id: str) -> NotFoundError:
+    return NotFoundError(f"there is no document {id!r}. Nothing was written")
 
 
 def _of_a_lease(document: str, *, is_held: bool) -> UsageError:
@@ -502,14 +517,19 @@ def _continued(asked: Question, cursor: str | None) -> Question:
     raise UsageError("this is no cursor of such a question: use the one that the page before gave, with the same order")
 
 
-def _within(items: list[Entry], max_bytes: int) -> list[Entry]:
-    """The first items that have at most this many bytes together, and at least one."""
+def _within(items: Iterable[Entry], max_bytes: int | None) -> list[Entry]:
+    """The first items that have at most this many bytes together, and at least one; None: all. Takes no item that
+    comes after these and the next one."""
+    if max_bytes is None:
+        return list(items)
+    found: list[Entry] = []
     size = 0
-    for number, item in enumerate(items):
+    for item in items:
         size += len(msgspec.json.encode(item))
-        if number and size > max_bytes:
-            return items[:number]
-    return items
+        if found and size > max_bytes:
+            break
+        found.append(item)
+    return found
 
 
 def _check(ops: Sequence[Op]) -> None:

@@ -74,7 +74,7 @@ class Tokens:
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
-        """:raises UsageError: the file cannot be read, or does not have the form above."""
+        """:raises UsageError: the file cannot be read, or is not a file of tokens, as docs/server.md describes it."""
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
             tokens = msgspec.convert(found.pop("token", []), list[Token])

@@ -33,15 +33,26 @@ class Admission:
         :param wants_token: False for requests with credentials of another kind.
         :raises Refused: 401, 403 or 429.
         """
-        who, token = str((scope.get("client") or ("",))[0]), None
-        if self._tokens is not None and wants_token:
-            token = self.token(scope)
-            assert token is not None
+        token = self.token(scope) if wants_token else None
+        if token is not None:
             check(token, path, right)
-            who = f"token {token.name}"
+        self._count(scope, token)
+        return token
+
+    def admit_to_list(self, scope: Scope) -> Token | None:
+        """As `admit`, for a request that is answered by what its token may read.
+
+        :raises Refused: 401 or 429.
+        """
+        token = self.token(scope)
+        self._count(scope, token)
+        return token
+
+    def _count(self, scope: Scope, token: Token | None) -> None:
+        """:raises Refused: 429."""
+        who = str((scope.get("client") or ("",))[0]) if token is None else f"token {token.name}"
         if self._rates is not None and (seconds := self._rates.wait(who)):
             raise Refused(429, "too many requests", [(b"retry-after", b"%d" % ceil(seconds))])
-        return token
 
     def token(self, scope: Scope) -> Token | None:
         """The token of a request; None: this server requires none.

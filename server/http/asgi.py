@@ -221,7 +221,7 @@ class App:
         if self._names_local_stores and not says_nothing:
             check_local(scope)
         if path in self._page.paths:
-            token = None if path in self._page.public else self._admission.token(scope)
+            token = None if path in self._page.public else self._admission.admit_to_list(scope)
             return await self._page.answer(path, scope, receive, send, token)
         if path == "/metrics":
             self._check_reads_all(scope)

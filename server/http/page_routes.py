@@ -167,8 +167,8 @@ class PageRoutes:
         ]
         if token is None or token.covers(SUBSCRIPTIONS, "read"):
             for subscription, link in self._subscriptions.followers(stream.path):
-                acked = parse_offset(link.acked_offset) or 0
-                lag = max(0, stream.tail - acked) if link.stream_id == stream.id else stream.tail
+                acked = parse_offset(link.acked_offset) if link.stream_id == stream.id else None
+                lag = max(0, stream.tail - max(acked or 0, stream.earliest))
                 found.append((lag, {"kind": subscription.config.type, "id": subscription.id, "readers": 1}))
         found.sort(key=lambda follower: -follower[0])
         return [{**follower, "lag_bytes": lag} for lag, follower in found[:_FOLLOWERS]]
@@ -182,7 +182,7 @@ class PageRoutes:
         return {
             "path": stream.path,
             "content_type": stream.content_type,
-            "bytes": stream.tail,
+            "bytes": stream.tail - stream.earliest,
             "tail": format_offset(stream.tail),
             "closed": stream.closed,
             "deleted": stream.deleted,

@@ -78,6 +78,14 @@ class _Session:
         self.used = used
 
 
+class _Turns:
+    """:ivar calls: how many calls hold the lock or wait for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.calls = 0
+
+
 class Sessions:
     """The sessions on one storage. Safe to use from many threads."""
 
@@ -86,8 +94,9 @@ class Sessions:
         self._environment = environment
         self._manifests = ManifestStore(backend)
         self._sessions: dict[str, _Session] = {}
-        # One call at a time for each agent.
-        self._busy: dict[str, threading.Lock] = {}
+        # One call at a time for each agent: the agents that have calls under way or waiting.
+        self._busy: dict[str, _Turns] = {}
+        self._mutex = threading.Lock()
 
     def __contains__(self, agent: object) -> bool:
         """Whether this agent has an open session."""
@@ -112,6 +121,7 @@ class Sessions:
 
     def close(self, call: CloseLog) -> None:
         """End a session, if it is still open."""
+        check_name(call.agent, "agent")
         self._alone(call.agent, lambda: self._close(call.agent, call.session))
 
     def renew(self, sessions: Mapping[str, str]) -> None:
@@ -149,8 +159,17 @@ class Sessions:
             self.close(CloseLog(agent, session.name))
 
     def _alone(self, agent: str, work: Callable[[], R]) -> R:
-        with self._busy.setdefault(agent, threading.Lock()):
-            return work()
+        with self._mutex:
+            turns = self._busy.setdefault(agent, _Turns())
+            turns.calls += 1
+        try:
+            with turns.lock:
+                return work()
+        finally:
+            with self._mutex:
+                turns.calls -= 1
+                if not turns.calls:
+                    del self._busy[agent]
 
     # -- one call at a time
 

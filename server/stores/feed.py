@@ -285,7 +285,10 @@ class Feed:
         if made.rest is None:
             if stream is not None:
                 raise Refused(409, f"there is another stream {self.path!r}: delete it, and the streams forked from it")
-            stream = Stream(transaction.new_id(), self.path, JSON, transaction.now, transaction.now)
+            base = _base(transaction.now)
+            stream = Stream(
+                transaction.new_id(), self.path, JSON, transaction.now, transaction.now, tail=base, earliest=base
+            )
             transaction.events.created.append(stream)
         elif rest != made.rest or stream is None:
             return
@@ -303,6 +306,13 @@ class Feed:
         transaction.put_value(self._key, msgspec.json.encode(kept))
         if made.records:
             transaction.events.appended[self.path] = stream
+
+
+def _base(now: float) -> int:
+    """The position at which a new feed begins: the microseconds since 1970. Readers may have offsets of an earlier feed
+    at the same path, which was in memory or was deleted. That one ended before this position, unless it has grown by
+    more than a megabyte in each second. So these readers have to begin again, and miss nothing."""
+    return int(now * 1e6)
 
 
 def _records(messages: Iterable[bytes]) -> list[bytes]:

@@ -17,6 +17,7 @@ import msgspec
 from opslog.backends import Backend, Entry, Position, Range
 from opslog.backends.remote import protocol
 from opslog.backends.remote.protocol import LOCK_SECONDS, Answer
+from opslog.chunks import batched
 from opslog.environment import REAL, Environment
 from opslog.errors import (
     AgentFencedError,
@@ -27,8 +28,9 @@ from opslog.errors import (
     UsageError,
 )
 from opslog.format.layout import log_prefix, segment_path
+from opslog.server.protocol.refusals import Refused
 from opslog.server.stores.client_sessions import Sessions, written
-from opslog.server.stores.rights import EVERYBODY, Client
+from opslog.server.stores.rights import EVERYBODY, Client, Written
 
 # How many lanes the server remembers. A client whose lane was forgotten opens another one.
 _LANES_MAX = 10_000
@@ -65,12 +67,16 @@ class StorageService:
     """Serves one storage. All calls block. It is safe to use from many threads.
 
     :param name: messages show it in place of the storage's URL, which clients are not to know.
+    :param store: what the lines of clients with an agent are compared with.
     """
 
-    def __init__(self, backend: Backend, name: str, environment: Environment = REAL) -> None:
+    def __init__(
+        self, backend: Backend, name: str, environment: Environment = REAL, store: Written | None = None
+    ) -> None:
         self._backend = backend
         self._name = name
         self._environment = environment
+        self._store = store
         self._sessions = Sessions(backend, environment)
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()
         self._mutex = threading.Lock()
@@ -83,10 +89,14 @@ class StorageService:
         """The storage that is served."""
         return self._backend
 
-    def answer(self, body: bytes, client: Client = EVERYBODY) -> tuple[bytes, bool]:
+    def answer(
+        self, body: bytes, client: Client = EVERYBODY, hold: Callable[[int], None] = lambda count: None
+    ) -> tuple[bytes, bool]:
         """The body of the answer to a request, and whether the request was one that changes the storage.
 
+        :param hold: called with how many bytes the answer will have, before they are read.
         :raises UsageError: this server does not understand the request.
+        :raises Refused: `hold` has refused them.
         """
         try:
             request = protocol.decode_request(body)
@@ -94,13 +104,13 @@ class StorageService:
             raise UsageError(f"the body is no request for a storage: {error}") from error
         if request.version != protocol.VERSION:
             raise UsageError(f"this server speaks version {protocol.VERSION} of this protocol, not {request.version}")
-        return protocol.encode(self._answer(request, client)), isinstance(request.call, protocol.Change)
+        return protocol.encode(self._answer(request, client, hold)), isinstance(request.call, protocol.Change)
 
-    def _answer(self, request: protocol.Request, client: Client) -> Answer:
+    def _answer(self, request: protocol.Request, client: Client, hold: Callable[[int], None]) -> Answer:
         call, sessions = request.call, client.own(request.sessions)
         self._sessions.renew(sessions)
         if isinstance(call, protocol.Reading):
-            return self._try(client, call, partial(self._read, call))
+            return self._try(client, call, partial(self._read, call, hold))
         with self._mutex:
             lane = self._lanes.get(request.lane)
             if lane is None:
@@ -117,13 +127,15 @@ class StorageService:
 
     def _try(self, client: Client, call: protocol.AnyCall, answer: Callable[[], Answer]) -> Answer:
         try:
-            client.check(call)
+            client.check(call, self._store)
             return answer()
+        except Refused:
+            raise
         except OpslogError as error:
             message = str(error).replace(self._backend.url, self._name)
             return protocol.Failure.of(error.reworded(message))
 
-    def _read(self, call: protocol.Reading) -> Answer:
+    def _read(self, call: protocol.Reading, hold: Callable[[int], None]) -> Answer:
         backend = self._backend
         match call:
             case protocol.ListFiles(prefix, after):
@@ -134,7 +146,7 @@ class StorageService:
                 listed = backend.list(prefix, after)
                 return protocol.FilesAndLogs(_files(listed), _files(backend.list_logs(seen)))
             case protocol.Read(ranges):
-                return protocol.Contents(self._read_some([Range(*part) for part in ranges]))
+                return protocol.Contents(self._read_some([Range(*part) for part in ranges], hold))
             case protocol.Describe():
                 return protocol.Storage(backend.segments_grow, lists_with_logs=True, announces=True)
             case protocol.Now():
@@ -184,15 +196,35 @@ class StorageService:
             if not call.again or self._backend.read_many([Range(call.path)]) != [call.data]:
                 raise
 
-    def _read_some(self, ranges: list[Range]) -> list[bytes | None]:
-        """The requested parts, up to about `_ANSWER_BYTES`, and at least one part."""
-        parts: list[bytes | None] = []
-        room = _ANSWER_BYTES
-        while len(parts) < len(ranges) and room > 0:
-            some = self._backend.read_many(ranges[len(parts) : len(parts) + _RANGES])
-            parts += some
-            room -= sum(len(part) for part in some if part is not None)
-        return parts
+    def _read_some(self, ranges: list[Range], hold: Callable[[int], None]) -> list[bytes | None]:
+        """The requested parts, up to `_ANSWER_BYTES`, and at least one part."""
+        fitting: list[Range] = []
+        sizes: dict[str, dict[str, int]] = {}
+        total = 0
+        for part in ranges:
+            length = self._length(part, sizes, is_alone=len(ranges) == 1)
+            if fitting and total + length > _ANSWER_BYTES:
+                break
+            total += length
+            fitting.append(part)
+        hold(total)
+        return [data for some in batched(fitting, _RANGES) for data in self._backend.read_many(some)]
+
+    def _length(self, part: Range, sizes: dict[str, dict[str, int]], *, is_alone: bool) -> int:
+        """How many bytes a part has at most.
+
+        :param sizes: of the files, by their folders, as far as they were listed.
+        :param is_alone: whether it is the only part. If it goes to the end of its file, its length is then 0, because
+            it is read in any case, and a listing may be a request that has a price.
+        """
+        if part.stop is not None:
+            return max(0, part.stop - part.start)
+        if is_alone:
+            return 0
+        folder = part.path[: part.path.rfind("/") + 1]
+        if folder not in sizes:
+            sizes[folder] = {entry.path: entry.size for entry in self._backend.list(folder)}
+        return max(0, sizes[folder].get(part.path, 0) - part.start)
 
     def _append_at(self, call: protocol.AppendAt, sessions: Mapping[str, str]) -> Answer:
         place, fenced = None, None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -19,13 +20,26 @@ from opslog.backends.remote.protocol import (
     Unlock,
 )
 from opslog.errors import DataError, UsageError
-from opslog.format.commits import Seal, decode_commits
-from opslog.format.layout import ARCHIVE, TRANSACTIONS
+from opslog.format.commits import Commit, Seal, Undo, decode_commits
+from opslog.format.layout import TRANSACTIONS, archive_of
 from opslog.log.session import SEALING_LOCK
 from opslog.replica.queueing import LOCK as DECIDING_LOCK
 
 # The locks that writers take to take turns.
 _WRITERS_LOCKS = frozenset({SEALING_LOCK, DECIDING_LOCK})
+# How far the clock of a new commit may be above all others. Clocks are finite, and each new one is above those that its
+# writer has read: a commit with the greatest clock would be the last one of its store.
+_CLOCKS_AHEAD = 2**32
+
+
+class Written(Protocol):
+    """What was written to a store."""
+
+    def newest_clock(self, least: int) -> int:
+        """The greatest clock. Searches for newer commits only if the greatest one known so far is below `least`."""
+
+    def may_undo(self, author: str, target: int) -> bool:
+        """Whether an undo of the transaction with this clock takes back nothing that others wrote or may write."""
 
 
 class Client(msgspec.Struct, frozen=True):
@@ -43,18 +57,22 @@ class Client(msgspec.Struct, frozen=True):
         storage."""
         return {agent: name for agent, name in sessions.items() if self.agent in (None, agent)}
 
-    def check(self, call: AnyCall) -> None:
-        """:raises UsageError: the client may not make this call."""
+    def check(self, call: AnyCall, store: Written | None = None) -> None:
+        """
+        :param store: what the lines to append are compared with; None: with nothing.
+        :raises UsageError: the client may not make this call.
+        """
         match call:
             case OpenLog(agent) | CloseLog(agent):
                 # A compaction seals the logs of others.
                 if not self.operates:
                     self._check_writes(agent)
             case Append() | AppendAt():
-                self._check_lines(call)
+                self._check_lines(call, store)
             case Persist():
                 self._check(self.writes or self.operates, "write")
-            case Create(path) if path.startswith(ARCHIVE):
+            # Any other name below the folder of archives could keep a period from being archived.
+            case Create(path) if archive_of(path) is not None:
                 self._check(self.writes or self.operates, "write")
             case Lock(name) | Unlock(name) if name in _WRITERS_LOCKS:
                 self._check(self.writes or self.operates, "write")
@@ -66,7 +84,7 @@ class Client(msgspec.Struct, frozen=True):
         if self.agent not in (None, agent):
             raise UsageError(f"this token writes in the name of {self.agent!r}, and of nobody else")
 
-    def _check_lines(self, call: Append | AppendAt) -> None:
+    def _check_lines(self, call: Append | AppendAt, store: Written | None) -> None:
         """Check the lines too, unless the client may write in any name. One line that is no commit would keep everybody
         from reading the log."""
         if self.agent is None:
@@ -81,10 +99,30 @@ class Client(msgspec.Struct, frozen=True):
         self._check_writes(self.agent if call.agent == TRANSACTIONS else call.agent)
         for commit in commits:
             self._check_writes(commit.by if commit.agent == call.agent == TRANSACTIONS else commit.agent)
+        if store is not None and commits:
+            _check_clocks(commits, store)
+            if call.agent == TRANSACTIONS:
+                _check_undos(commits, store)
 
     def _check(self, allowed: bool, what: str) -> None:
         if not allowed:
             raise UsageError(f"this token may not {what}")
+
+
+def _check_clocks(commits: Sequence[Commit], store: Written) -> None:
+    greatest = max(commit.clock for commit in commits)
+    if greatest > store.newest_clock(greatest - _CLOCKS_AHEAD) + _CLOCKS_AHEAD:
+        raise UsageError(f"the clock {greatest} of a commit to append is too far above all others in the store")
+
+
+def _check_undos(commits: Sequence[Commit], store: Written) -> None:
+    """Check the undos in the shared log, whose lines have many authors."""
+    own = {commit.clock for commit in commits}
+    for commit in commits:
+        if isinstance(commit, Undo) and commit.target not in own and not store.may_undo(commit.by, commit.target):
+            raise UsageError(
+                f"this token undoes only what {commit.by!r} wrote, not the transaction with the clock {commit.target}"
+            )
 
 
 EVERYBODY = Client(None, writes=True, operates=True)

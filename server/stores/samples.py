@@ -42,18 +42,19 @@ class Samples:
         self._kept: list[tuple[float, Sample]] = []
         self._newest: Sample | None = None
 
-    def note(self, now: float, *, commits: int, tail: int, documents: int, manifest: int) -> None:
+    def note(self, now: float, elapsed: float, *, commits: int, tail: int, documents: int, manifest: int) -> None:
         """Add figures.
 
-        :param now: in seconds, as from `Environment.time`.
+        :param now: the time, as of `Environment.time`. It may be set back.
+        :param elapsed: seconds, as of `Environment.monotonic`.
         """
         self._newest = Sample(format_ts(now), commits, tail, documents, manifest)
-        if self._kept and now - self._kept[-1][0] < self._seconds:
+        if self._kept and elapsed - self._kept[-1][0] < self._seconds:
             return
         if len(self._kept) >= self._most:
             self._kept = self._kept[::2]
             self._seconds *= 2
-        self._kept.append((now, self._newest))
+        self._kept.append((elapsed, self._newest))
 
     def all(self) -> Sequence[Sample]:
         """Oldest first."""

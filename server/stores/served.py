@@ -7,7 +7,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -17,19 +16,26 @@ from opslog.doors.metrics import StoreFigures, figures_of
 from opslog.doors.once import Once
 from opslog.doors.operations import Operations
 from opslog.environment import REAL, Environment
+from opslog.errors import ReopenError
 from opslog.format.documents import Document
-from opslog.format.layout import check_name
+from opslog.format.layout import TRANSACTIONS, check_name
 from opslog.history import Point
 from opslog.replica.feed import Changes, Feed
+from opslog.replica.state import State
 from opslog.server.protocol.refusals import Refused
 from opslog.server.stores.remote_storage import StorageService
 from opslog.server.stores.samples import Sample, Samples
 from opslog.store import Store, replica_of
 
 R = TypeVar("R")
+# How many commits a store has ever had, and the number of its newest manifest.
+Known = tuple[int, int]
 
 # How many calls of one store run at once. Transactions that run at once share appends.
 _THREADS = 16
+# How many of those that may read much of the store run at once, beside the others. Python runs one thread at a time, so
+# more of them would take longer, and delay the others.
+_LONG_THREADS = 2
 # How many views of the past stay open, so that the next request for the same view is fast.
 _VIEWS = 4
 
@@ -37,7 +43,7 @@ _VIEWS = 4
 class ServedStore:
     """One served store.
 
-    All methods block, except for `call`, `call_in_turn`, `call_for_feed` and `named`.
+    All methods block, except for `named` and those that begin with `call`.
 
     :ivar storage: serves remote agents that have a replica of their own.
     :param name: the store's name in addresses.
@@ -55,9 +61,10 @@ class ServedStore:
         )
         replica = replica_of(self._store)
         self._feed = Feed(replica.loader, replica.schema.decode)
-        self.storage = StorageService(replica.backend, name, environment)
+        self.storage = StorageService(replica.backend, name, environment, store=self)
         self._threads = ThreadPoolExecutor(_THREADS, f"opslog-store-{name}")
         self._feed_thread = ThreadPoolExecutor(1, f"opslog-feed-{name}")
+        self._long_threads = ThreadPoolExecutor(_LONG_THREADS, f"opslog-long-{name}")
         self._turns_thread = ThreadPoolExecutor(1, f"opslog-turns-{name}")
         self._views: OrderedDict[Point, _View] = OrderedDict()
         self._lock = threading.Lock()
@@ -70,8 +77,13 @@ class ServedStore:
         """Call a blocking function in a thread, and return its result."""
         return await _in(self._threads, function)
 
+    async def call_long(self, function: Callable[[], R]) -> R:
+        """Like `call`, but few calls at a time: for those that may read much of the store, and could otherwise occupy
+        all threads."""
+        return await _in(self._long_threads, function)
+
     async def call_in_turn(self, function: Callable[[], R]) -> R:
-        """Like `call`, but one call at a time: for long calls, which could otherwise occupy all threads."""
+        """Like `call_long`, but one call at a time: for calls that share what they find."""
         return await _in(self._turns_thread, function)
 
     async def call_for_feed(self, function: Callable[[], R]) -> R:
@@ -112,6 +124,7 @@ class ServedStore:
         figures = self.figures()
         self._samples.note(
             self._environment.time(),
+            self._environment.monotonic(),
             commits=figures.commits,
             tail=figures.tail_commits,
             documents=figures.documents,
@@ -123,38 +136,71 @@ class ServedStore:
         """The samples since the start of serving."""
         return self._samples.all()
 
+    def newest_clock(self, least: int) -> int:
+        """See `opslog.server.stores.rights.Written`."""
+        replica = replica_of(self._store)
+        if (known := replica.read(lambda state: state.clock)) >= least:
+            return known
+        self._store.refresh()
+        return replica.read(lambda state: state.clock)
+
+    def may_undo(self, author: str, target: int) -> bool:
+        """See `opslog.server.stores.rights.Written`."""
+        self._store.refresh()
+
+        def decide(state: State) -> bool:
+            cursor = state.cursors.get(TRANSACTIONS)
+            if cursor is None or target > cursor.clock:
+                return False  # it may be somebody else's by the time that the undo is written
+            recent = state.merge.recent.get(TRANSACTIONS, ())
+            by_others = (entry.commit.clock for entry in recent if entry.is_undoable and entry.commit.by != author)
+            return target not in by_others
+
+        return replica_of(self._store).read(decide)
+
     def activity(self, most: int) -> Activity:
         """As `Operations.activity`; call it through `call_in_turn`. If nothing is new since the last call, it reads
         nothing."""
-        replica = replica_of(self._store)
-        self._store.refresh()
-        where = replica.read(lambda state: (state.commits, state.passed.number, most))
+        where = (*self._known(), most)
         if self._activity is None or self._activity[0] != where:
             self._activity = where, self.operations().activity(most)
         return self._activity[1]
 
-    @contextmanager
-    def as_of(self, point: Point) -> Iterator[Operations]:
-        """The operations on the store as it was at `point`.
+    def as_of(self, point: Point, read: Callable[[Operations], R]) -> R:
+        """The result of reading the store as it was at `point`.
 
         :raises OpslogError: as for `opslog.open` with `as_of`.
         """
-        view = self._take(point)
         try:
-            yield Operations(view.store)
+            return self._read_view(point, self._known(), read)
+        except ReopenError:
+            # Files of a kept view were collected. Opened anew, it may find what is left, or says that it is gone.
+            self._drop(point)
+            return self._read_view(point, self._known(), read)
+
+    def _read_view(self, point: Point, known: Known, read: Callable[[Operations], R]) -> R:
+        view = self._take(point, known)
+        try:
+            return read(Operations(view.store))
         finally:
             self._give_back(view)
 
-    def _take(self, point: Point) -> _View:
+    def _known(self) -> Known:
+        """What shows whether anything was written or compacted since."""
+        self._store.refresh()
+        return replica_of(self._store).read(lambda state: (state.commits, state.passed.number))
+
+    def _take(self, point: Point, known: Known) -> _View:
+        """A view of the store that has everything that `known` was read from. The past may still change: a commit may
+        come late, with a clock or a time that has passed, and a time in the near future is accepted, too."""
         with self._lock:
             view = self._views.get(point)
-            if view is not None:
+            if view is not None and view.known == known:
                 self._views.move_to_end(point)
                 view.users += 1
                 return view
-        store = opslog.open(self.url, as_of=point, version=None, environment=self._environment)
+        view = _View(opslog.open(self.url, as_of=point, version=None, environment=self._environment), known)
         with self._lock:
-            view = _View(store, users=1)
             # Another thread may have opened the same view meanwhile. The older one is closed when nobody uses it any
             # more.
             old = self._views.pop(point, None)
@@ -162,12 +208,22 @@ class ServedStore:
             closing = [] if old is None else [old]
             while len(self._views) > _VIEWS:
                 closing.append(self._views.popitem(last=False)[1])
-            for each in closing:
+        self._close_unused(closing)
+        return view
+
+    def _drop(self, point: Point) -> None:
+        with self._lock:
+            view = self._views.pop(point, None)
+        self._close_unused([] if view is None else [view])
+
+    def _close_unused(self, views: Sequence[_View]) -> None:
+        """Close views that were removed, each as soon as nobody uses it any more."""
+        with self._lock:
+            for each in views:
                 each.is_dropped = True
-            unused = [each for each in closing if not each.users]
+            unused = [each for each in views if not each.users]
         for each in unused:
             each.store.close()
-        return view
 
     def _give_back(self, view: _View) -> None:
         with self._lock:
@@ -179,6 +235,7 @@ class ServedStore:
     def close(self) -> None:
         """Wait for the calls under way, and close the store."""
         self._feed_thread.shutdown()
+        self._long_threads.shutdown()
         self._turns_thread.shutdown()
         self._threads.shutdown()
         self.storage.close()
@@ -193,15 +250,17 @@ async def _in(threads: ThreadPoolExecutor, function: Callable[[], R]) -> R:
 
 
 class _View:
-    """A store as of a point in the past.
+    """A store as of a point in the past, in use by its first call.
 
+    :ivar known: what of the store was known before this was opened.
     :ivar users: how many calls use it now.
     :ivar is_dropped: whether the last of these calls closes it.
     """
 
-    def __init__(self, store: Store[Document], users: int) -> None:
+    def __init__(self, store: Store[Document], known: Known) -> None:
         self.store = store
-        self.users = users
+        self.known = known
+        self.users = 1
         self.is_dropped = False
 
 

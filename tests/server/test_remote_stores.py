@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from hashlib import sha256
 from itertools import islice
@@ -28,8 +28,11 @@ from opslog.format.commits import encode_commit
 from opslog.format.layout import TRANSACTIONS
 from opslog.replica.watching import subscribed
 from opslog.server.http.asgi import App
+from opslog.server.http.budget import Budget
 from opslog.server.options import Options
+from opslog.server.protocol.refusals import Refused
 from opslog.server.storage.memory import MemoryStorage
+from opslog.server.stores import remote_storage
 from opslog.server.stores.remote_storage import StorageService
 from opslog.server.stores.rights import Client
 from opslog.server.stores.served import ServedStores
@@ -281,6 +284,7 @@ def test_a_token_cannot_forge_these_calls() -> None:
         (Create("ops/other/00000000000000000001.jsonl", b""), "may not operate"),
         (Create("manifests/00000000000000000009.json", b""), "may not operate"),
         (Delete(["ops/other/00000000000000000001.jsonl"]), "may not operate"),
+        (Create("archive/2027-Q1", b""), "may not operate"),
         (Lock("compaction", "x", "pid 1"), "may not operate"),
     ]
     for call, why in refused:
@@ -365,6 +369,37 @@ def test_answers_count_in_what_a_server_keeps_in_memory(url: str, tmp_path: Path
         return statuses
 
     assert asyncio.run(run()) == [200, 503]
+
+
+def test_the_parts_of_one_answer_are_counted_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small request for the same file again and again takes no more memory than others."""
+    monkeypatch.setattr(remote_storage, "_ANSWER_BYTES", 2500)
+    backend = open_backend("memory://counted")
+    backend.create("archive/large/1.jsonl", b"x" * 1000)
+    service = StorageService(backend, "tasks")
+    happened: list[object] = []
+    read_many = backend.read_many
+
+    def noted(ranges: Sequence[Range]) -> list[bytes | None]:
+        happened.append(len(ranges))
+        return read_many(ranges)
+
+    monkeypatch.setattr(backend, "read_many", noted)
+
+    def ask(stop: int | None, hold: Callable[[int], None]) -> list[bytes | None]:
+        call = protocol.Read([("archive/large/1.jsonl", 0, stop)] * 64)
+        body, _ = service.answer(protocol.encode(protocol.Request(protocol.VERSION, call)), hold=hold)
+        answer = protocol.decode_answer(body)
+        assert isinstance(answer, protocol.Contents)
+        return answer.parts
+
+    assert ask(None, lambda count: happened.append(f"hold {count}")) == [b"x" * 1000] * 2
+    assert ask(500, lambda count: happened.append(f"hold {count}")) == [b"x" * 500] * 5
+    assert happened == ["hold 2000", 2, "hold 2500", 5]
+    with Budget(1000).holding() as holding, pytest.raises(Refused):
+        ask(None, holding.hold)
+    assert len(happened) == 4, "nothing was read"
+    service.close()
 
 
 # -- what is written is said

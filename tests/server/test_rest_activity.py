@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,24 +49,39 @@ def test_recent_activity_by_agent(rest: Rest, url: str) -> None:
     assert rest.ask("GET", "/documents/b").headers["opslog-author"] == "bob"
 
 
-def test_many_requests_for_an_outcome_delay_nobody_else(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("operation", "path"),
+    [
+        ("activity", "/activity"),
+        ("history", "/history/a"),
+        ("ops", "/ops"),
+        ("archived", "/archives/old"),
+        ("find", "/documents?as_of=1000"),
+    ],
+)
+def test_many_requests_that_may_take_long_delay_nobody_else(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch, operation: str, path: str
+) -> None:
+    rest.ask("PUT", "/documents/a", {"n": 1})
+    assert rest.ask("POST", "/archives", {"where": "n = 1", "period": "old"}).json() == {"documents": 1}
     may_go_on = threading.Event()
-    activity = Operations.activity
+    real = getattr(Operations, operation)
 
-    def waiting(self: Operations, most: int) -> Activity:
+    def waiting(*given: Any, **named: Any) -> Any:
         may_go_on.wait(60)
-        return activity(self, most)
+        return real(*given, **named)
 
-    monkeypatch.setattr(Operations, "activity", waiting)
+    monkeypatch.setattr(Operations, operation, waiting)
     address = "http://test/v1/store/tasks"
 
     async def scenario() -> None:
-        asking = [asyncio.ensure_future(rest.client.get(f"{address}/activity", timeout=None)) for _ in range(20)]
+        asking = [asyncio.ensure_future(rest.client.get(f"{address}{path}", timeout=None)) for _ in range(20)]
         for _ in range(100):  # turns of the loop, in which all of them reach the place where they wait
             await asyncio.sleep(0)
         try:
             async with asyncio.timeout(30):
                 assert (await rest.client.put(f"{address}/documents/a", json={})).status_code == 200
+                assert (await rest.client.get(f"{address}/documents/a")).status_code == 200
         finally:
             may_go_on.set()
         assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}

@@ -43,8 +43,8 @@ _ITEMS, _ITEMS_MAX = 100, 1000
 _OPS_MAX = 100_000
 # The length of a page of commits, by default: the commit of a batch may have megabytes.
 _OPS_BYTES = 1024 * 1024
-# Likewise of the documents in one response to `changes`: as much as one request may set.
-_CHANGES_BYTES = 16 * 1024 * 1024
+# Likewise of the documents in one response: as much as one request may set.
+_DOCUMENTS_BYTES = 16 * 1024 * 1024
 Ops = Annotated[list[Op], msgspec.Meta(max_length=_OPS_MAX)]
 
 
@@ -153,7 +153,7 @@ def put_document(call: Call) -> Answer:
 def patch_document(call: Call) -> Answer:
     tag = _if_match(call)
     with _preconditions(call):
-        changed, document = call.operations.modify(call.id, call.body, if_stamp=_stamp(tag))
+        changed, document = call.operations.modify(call.id, call.body, if_stamp=_stamp(tag), exists=tag == "*")
     return Answer(200, document, _tag(changed.stamp))
 
 
@@ -197,7 +197,7 @@ def archives(call: Call) -> Answer:
 
 
 def archived(call: Call) -> Answer:
-    return Answer(200, call.operations.archived(call.id, call.given["limit"], call.given["cursor"]))
+    return Answer(200, call.operations.archived(call.id, **call.given))
 
 
 def archive(call: Call) -> Answer:
@@ -247,7 +247,7 @@ def _if_match(call: Call) -> str | msgspec.UnsetType:
 
 
 def _stamp(tag: str | msgspec.UnsetType) -> str | msgspec.UnsetType:
-    """The condition for calls that need no ``*``, because they fail anyway if the document does not exist."""
+    """The condition on the stamp. ``*`` is none: the call itself fails if the document does not exist."""
     return msgspec.UNSET if tag == "*" else tag
 
 
@@ -300,6 +300,7 @@ def _where(text: str | None) -> Where | None:
 # -- the table
 
 _MAX_BYTES = "End the page before it is longer than this. It has at least one {}."
+_PAGE_BYTES = Parameter("max_bytes", _MAX_BYTES.format("document"), int, least=1, default=_DOCUMENTS_BYTES)
 _ARCHIVES_ARE_NOW = "archives are files beside the store, and no commit says what one held before"
 _QUESTION = (
     WHERE,
@@ -310,7 +311,7 @@ _QUESTION = (
     Parameter("offset", "Skip this many first.", int, most=2**53 - 1, default=0),
     CURSOR,
     FIELDS,
-    Parameter("max_bytes", _MAX_BYTES.format("document"), int, least=1),
+    _PAGE_BYTES,
     AS_OF,
 )
 _CONDITIONS = ("If-Match", "If-None-Match")
@@ -436,6 +437,7 @@ ROUTES: tuple[Route, ...] = (
         history,
         (_limit("revisions"), AS_OF),
         answers={200: ("Oldest first.", History)},
+        is_long=True,
     ),
     Route(
         "GET",
@@ -455,7 +457,7 @@ ROUTES: tuple[Route, ...] = (
                 most=_ITEMS_MAX,
                 default=_ITEMS_MAX,
             ),
-            Parameter("max_bytes", "Return at most this many bytes of documents.", int, default=_CHANGES_BYTES),
+            Parameter("max_bytes", "Return at most this many bytes of documents.", int, default=_DOCUMENTS_BYTES),
         ),
         answers={200: ("Changes, and the next token.", ChangesPage)},
         now_only="changes lead from a token to the present. GET /ops?as_of=… has the commits up to then",
@@ -474,6 +476,7 @@ ROUTES: tuple[Route, ...] = (
             AS_OF,
         ),
         answers={200: ("As lines of logs.", CommitsPage)},
+        is_long=True,
     ),
     Route(
         "GET",
@@ -492,9 +495,14 @@ ROUTES: tuple[Route, ...] = (
         "archived",
         "The documents of an archive.",
         archived,
-        (Parameter("limit", "Return at most this many; left out: all.", int, least=1, most=_ITEMS_MAX), CURSOR),
+        (
+            Parameter("limit", "Return at most this many.", int, least=1, most=_ITEMS_MAX),
+            CURSOR,
+            _PAGE_BYTES,
+        ),
         answers={200: ("The documents, and the cursor of the next page.", Page)},
         now_only=_ARCHIVES_ARE_NOW,
+        is_long=True,
     ),
     Route(
         "POST",

@@ -108,7 +108,9 @@ class Route:
     :ivar media_type: of the body.
     :ivar is_keyed: it takes an Idempotency-Key.
     :ivar now_only: why a read has no `as_of`.
-    :ivar is_in_turn: it may take long, so its requests wait for each other, and no other request waits for them.
+    :ivar is_long: it may read much of the store, so few of its requests are answered at once, and no other request
+        waits for them.
+    :ivar is_in_turn: as `is_long`, but its requests wait for each other, since they share what they find.
     """
 
     method: str
@@ -125,6 +127,7 @@ class Route:
     media_type: str = "application/json"
     is_keyed: bool = False
     now_only: str = ""
+    is_long: bool = False
     is_in_turn: bool = False
 
     @property

@@ -109,7 +109,9 @@ class Rest:
                 return await self._announce(name, scope, receive, send)
             if path == STORAGE:
                 return await self._call_storage(name, scope, receive, send)
-            return await self._send(scope, send, await self._call(name, path, scope, receive), head=head)
+            with self._budget.holding() as holding:
+                found = await self._call(name, path, scope, receive, holding)
+                return await self._send(scope, send, found, head=head)
         # Without their tracebacks, as the application does it: their frames refer to the body.
         except PreconditionError as error:
             document, headers = problems.document_of(error.error.with_traceback(None), 412, self._namer(scope))
@@ -137,7 +139,7 @@ class Rest:
 
     def _list(self, scope: Scope) -> dict[str, Any]:
         """The stores that this token may read, what else it may do with each, and its agent."""
-        token = self._admission.token(scope)
+        token = self._admission.admit_to_list(scope)
         rights = {name: _rights(token, name) for name in self._stores.names}
         readable = {name: allowed for name, allowed in rights.items() if "read" in allowed}
         return {"stores": list(readable), "rights": readable, "agent": token and token.author()}
@@ -162,25 +164,31 @@ class Rest:
         with self._budget.holding() as holding:
             fields = requests.fields(scope["headers"])
             data = await requests.body(receive, fields, most, options.body_seconds, holding)
-            answer, has_written = await served.call(partial(served.storage.answer, data, client))
+            answer, has_written = await served.call(partial(served.storage.answer, data, client, holding.hold_answer))
             if has_written:
                 self._wrote(served)
             # If there is no room, the client asks again, and gets the same answer.
-            holding.hold(min(len(answer), self._budget.bytes_max))
-            return await self._send_parts(send, answer)
+            holding.hold_answer(len(answer))
+            return await self._send_parts(send, 200, [_STORAGE_TYPE, NO_STORE], answer)
 
-    async def _send_parts(self, send: Send, body: bytes) -> int:
-        """Send an answer that may be large. If the client reads nothing for too long, it is dropped."""
+    async def _send_parts(self, send: Send, status: int, headers: Headers, body: bytes) -> int:
+        """Send an answer that may be large. Returns when the client has taken almost all of it. If the client reads
+        nothing for too long, it is dropped."""
         length = (b"content-length", b"%d" % len(body))
         async with Patience(send, self._options.send_seconds) as patient:
-            await begin(patient.send, 200, [_STORAGE_TYPE, NO_STORE, length])
+            await begin(patient.send, status, [*headers, length])
             for start in range(0, max(len(body), 1), _PART_BYTES):
                 stop = start + _PART_BYTES
                 part = {"type": "http.response.body", "body": body[start:stop], "more_body": stop < len(body)}
                 await patient.send(part)
-        return 200
+        return status
 
-    async def _call(self, name: str, path: str, scope: Scope, receive: Receive) -> Answer:
+    async def _call(self, name: str, path: str, scope: Scope, receive: Receive, holding: Holding) -> Answer:
+        """The answer to a request, with its body as bytes.
+
+        :param holding: the request's share of the budget, which includes the answer of a read afterwards. An answer to
+            a write is never refused for lack of room, since the write was made.
+        """
         route, rest = _route(scope["method"], path)
         # Writing shows documents: in responses to conditions that do not hold, and in the result of a change.
         token = self._admission.admit(scope, FOLDER + name, "read")
@@ -193,30 +201,39 @@ class Rest:
         author = None if route.right == "read" else _author(token, headers)
         given = route.parse(scope["query_string"])
         id = _decoded(rest)
-        with self._budget.holding() as holding:
-            data = await self._data(route, headers, receive, holding)
-            key = headers.get(b"idempotency-key")
-            if key is not None and not route.is_keyed:
-                raise Refused(400, f"{route.method} {route.path} takes no Idempotency-Key: send it again without one")
+        data = await self._data(route, headers, receive, holding)
+        key = headers.get(b"idempotency-key")
+        if key is not None and not route.is_keyed:
+            raise Refused(400, f"{route.method} {route.path} takes no Idempotency-Key: send it again without one")
+        as_of = given.get("as_of")
 
-            def call() -> Answer:
-                # Bodies are decoded and answers encoded in this thread, too: large ones would delay all other requests.
-                body, once = _body(route, data), None
-                if given.get("as_of") is not None:
-                    with served.as_of(point_of(given["as_of"])) as past:
-                        return _encoded_answer(route.handler(Call(served, past, id, given, headers, body)))
-                if key is not None:
-                    conditions = [headers.get(b"if-match", ""), headers.get(b"if-none-match", "")]
-                    asked = [route.method, path, *conditions, data.decode("latin-1")]
-                    once = served.once(key, msgspec.json.encode(asked))
-                answer = route.handler(Call(served, served.operations(author, once), id, given, headers, body))
-                if once is not None:
-                    answer.headers.extend(_keyed(once))
-                return _encoded_answer(answer)
+        def call() -> Answer:
+            # Bodies are decoded and answers encoded in this thread, too: large ones would delay all other requests.
+            body, once = _body(route, data), None
+            if as_of is not None:
+                return served.as_of(
+                    point_of(as_of),
+                    lambda past: _encoded_answer(route.handler(Call(served, past, id, given, headers, body))),
+                )
+            if key is not None:
+                conditions = [headers.get(b"if-match", ""), headers.get(b"if-none-match", "")]
+                asked = [route.method, path, *conditions, data.decode("latin-1")]
+                once = served.once(key, msgspec.json.encode(asked))
+            answer = route.handler(Call(served, served.operations(author, once), id, given, headers, body))
+            if once is not None:
+                answer.headers.extend(_keyed(once))
+            return _encoded_answer(answer)
 
-            answer = await (served.call_in_turn if route.is_in_turn else served.call)(call)
+        if route.is_in_turn:
+            answer = await served.call_in_turn(call)
+        elif route.is_long or as_of is not None:
+            answer = await served.call_long(call)
+        else:
+            answer = await served.call(call)
         if scope["method"] not in _READING:
             self._wrote(served)
+        else:
+            holding.hold_answer(len(answer.body or b""))
         return answer
 
     async def _data(self, route: Route, headers: Fields, receive: Receive, holding: Holding) -> bytes:
@@ -240,7 +257,9 @@ class Rest:
             body = await _compressed(body, encoding)
             headers = [(name, _encoded(value, encoding) if name == b"etag" else value) for name, value in headers]
             headers.append((b"content-encoding", encoding.encode()))
-        return await reply(send, answer.status, headers, body, head=head)
+        if head or len(body) <= _PART_BYTES:
+            return await reply(send, answer.status, headers, body, head=head)
+        return await self._send_parts(send, answer.status, headers, body)
 
 
 def _client_of(token: Token, path: str) -> Client:

@@ -1,0 +1,87 @@
+"""Stores over HTTP: what answers take in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opslog.server.http.budget import Budget
+from opslog.server.http.rest import handlers
+from opslog.server.protocol.refusals import Refused
+from tests.server.test_rest import Rest, problem
+
+MB = 10**6
+
+
+@pytest.fixture
+def rest(tmp_path: Path) -> Iterator[Rest]:
+    client = Rest(str(tmp_path / "tasks"))
+    yield client
+    client.close()
+
+
+def test_an_answer_counts_until_it_is_sent(rest: Rest) -> None:
+    rest.ask("PUT", "/documents/a", {"text": "x" * MB})
+    rest.ask("PUT", "/documents/short", {})
+    application = rest.application
+    held: list[int] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        held.append(application.budget.held)
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    path = "/v1/store/tasks/documents"
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
+    rest.run(application(scope, receive, send))
+    assert len(held) > 4, "the head, and parts: a client that does not read them holds the server up"
+    assert min(held) > MB
+    assert application.budget.held == 0
+    with application.budget.holding() as others:
+        others.hold(application.budget.bytes_max)
+        found = rest.ask("GET", "/documents")
+        assert problem(found, 503, "unavailable")["retry"]
+        assert found.headers["retry-after"] == "1"
+        assert rest.ask("GET", "/documents/short").status_code == 200
+    assert rest.ask("GET", "/documents").status_code == 200
+
+
+def test_a_thread_holds_nothing_for_a_request_that_has_ended() -> None:
+    """Nobody would release that."""
+    budget = Budget(1000)
+    with budget.holding() as holding:
+        holding.hold(100)
+    with pytest.raises(Refused):
+        holding.hold(100)
+    assert budget.held == 0
+
+
+def test_a_write_is_answered_also_where_there_is_no_room(rest: Rest) -> None:
+    rest.ask("PUT", "/documents/a", {"text": "x" * MB})
+    with rest.application.budget.holding() as others:
+        others.hold(rest.application.budget.bytes_max - 1000)
+        assert rest.ask("PATCH", "/documents/a", {"n": 1}).json()["n"] == 1
+
+
+def test_pages_of_long_documents_end_early(rest: Rest) -> None:
+    """Nobody has to ask for that."""
+    ids = [f"{number}" for number in range(3)]
+    ops = [{"op": "set", "id": id, "data": {"text": "x" * (handlers._DOCUMENTS_BYTES // 5 * 2)}} for id in ids]
+    for op in ops:
+        assert rest.ask("POST", "/batch", {"ops": [op]}).status_code == 200
+
+    def pages(path: str) -> list[list[str]]:
+        page = rest.ask("GET", path).json()
+        found = [page]
+        while page["cursor"] is not None:
+            page = rest.ask("GET", f"{path}?cursor={page['cursor']}").json()
+            found.append(page)
+        return [[item["id"] for item in page["items"]] for page in found]
+
+    assert pages("/documents") == [ids[:2], ids[2:]]
+    assert rest.ask("POST", "/archives", {"where": "exists text", "period": "old"}).json() == {"documents": 3}
+    assert pages("/archives/old") == [ids[:2], ids[2:]]
