@@ -15,6 +15,7 @@ from opslog.server.storage.directory import DirectoryStorage
 from opslog.server.storage.memory import MemoryStorage
 from tests.support.asgi import Caller
 from tests.support.browsers import browsing
+from tests.support.rest import Rest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -97,3 +98,17 @@ def make(storage: Storage, clock: Clock) -> Iterator[Make]:
 @pytest.fixture
 def client(make: Make) -> Caller:
     return make(long_poll_seconds=0.05)
+
+
+@pytest.fixture(params=["directory", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Two kinds: segments grow, or each append is a segment of its own, as on object storages."""
+    return str(tmp_path / "tasks") if request.param == "directory" else f"memory://rest-{tmp_path.name}"
+
+
+@pytest.fixture
+def rest(url: str) -> Iterator[Rest]:
+    """A client of the store at `url`."""
+    client = Rest(url)
+    yield client
+    client.close()

@@ -4,66 +4,20 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx
 import orjson
 import pytest
 from openapi_spec_validator import validate
 
 import opslog
-from opslog.server.http.asgi import App
 from opslog.server.http.rest.handlers import ROUTES
 from opslog.server.http.rest.routes import Route
 from opslog.server.http.rest.serving import ROOT
-from opslog.server.options import Options
-from opslog.server.storage.memory import MemoryStorage
-from opslog.server.stores.served import ServedStores
-from tests.support.asgi import Caller
+from tests.support.rest import Rest, problem
 
 ANY_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
-
-
-class Rest(Caller):
-    """A client of one store, which is served as ``tasks``."""
-
-    def __init__(self, url: str, **options: Any) -> None:
-        stores = ServedStores({"tasks": url}, "main")
-        super().__init__(App(MemoryStorage(), Options(feed_seconds=0.01, **options), stores=stores))
-
-    def ask(self, method: str, path: str, body: object = None, **headers: str) -> httpx.Response:
-        content = b"" if body is None else body if isinstance(body, bytes) else orjson.dumps(body)
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.request(method, f"http://test{ROOT}tasks{path}", content=content, headers=named)
-
-
-@pytest.fixture(params=["directory", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Two kinds: segments grow, or each append is a segment of its own, as on object storages."""
-    return str(tmp_path / "tasks") if request.param == "directory" else f"memory://rest-{tmp_path.name}"
-
-
-@pytest.fixture
-def rest(url: str) -> Iterator[Rest]:
-    client = Rest(url)
-    yield client
-    client.close()
-
-
-def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The problem document of a refusal."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    found: dict[str, Any] = answer.json()
-    assert (found["status"], found["code"]) == (status, code)
-    assert found["type"] == f"urn:opslog:problem:{code}"
-    assert found["title"]
-    assert found["detail"]
-    assert found["next"]
-    return found
 
 
 def test_a_document_is_made_read_changed_and_deleted(rest: Rest) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,7 @@ import pytest
 import opslog
 from opslog.doors.activity import Activity
 from opslog.doors.operations import Operations
-from tests.server.test_rest import Rest
-
-
-@pytest.fixture(params=["directory", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "tasks") if request.param == "directory" else f"memory://rest-{tmp_path.name}"
-
-
-@pytest.fixture
-def rest(url: str) -> Iterator[Rest]:
-    client = Rest(url)
-    yield client
-    client.close()
+from tests.support.rest import Rest
 
 
 def test_recent_activity_by_agent(rest: Rest, url: str) -> None:

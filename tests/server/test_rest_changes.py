@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import pytest
-
-from tests.server.test_rest import Rest, problem
-
-
-@pytest.fixture(params=["directory", "memory"])
-def rest(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rest]:
-    client = Rest(str(tmp_path) if request.param == "directory" else f"memory://rest-changes-{tmp_path.name}")
-    yield client
-    client.close()
+from tests.support.rest import Rest, problem
 
 
 def test_changes_go_on_from_a_token(rest: Rest) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,14 @@ import pytest
 from opslog.server.http.budget import Budget
 from opslog.server.http.rest import handlers
 from opslog.server.protocol.refusals import Refused
-from tests.server.test_rest import Rest, problem
+from tests.support.rest import Rest, problem
 
 MB = 10**6
 
 
 @pytest.fixture
-def rest(tmp_path: Path) -> Iterator[Rest]:
-    client = Rest(str(tmp_path / "tasks"))
-    yield client
-    client.close()
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "tasks")
 
 
 def test_an_answer_counts_until_it_is_sent(rest: Rest) -> None:

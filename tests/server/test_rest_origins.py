@@ -10,8 +10,8 @@ from opslog.server import Options
 from opslog.server.http.asgi import App
 from opslog.server.storage.memory import MemoryStorage
 from opslog.server.stores.served import ServedStores
-from tests.server.test_rest import Rest, problem
 from tests.support.asgi import Caller
+from tests.support.rest import Rest, problem
 
 
 @pytest.mark.parametrize(

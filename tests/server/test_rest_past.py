@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 import opslog
 from opslog.doors.operations import Operations
 from opslog.doors.values import Entry
-from tests.server.test_rest import Rest, problem
-
-
-@pytest.fixture(params=["directory", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "tasks") if request.param == "directory" else f"memory://rest-{tmp_path.name}"
-
-
-@pytest.fixture
-def rest(url: str) -> Iterator[Rest]:
-    client = Rest(url)
-    yield client
-    client.close()
+from tests.support.rest import Rest, problem
 
 
 def test_the_past_has_commits_that_come_late(rest: Rest, url: str) -> None:

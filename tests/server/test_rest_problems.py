@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import gzip
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -19,14 +18,12 @@ from opslog.server.http.rest import problems
 from opslog.server.http.rest.routes import Call
 from opslog.server.http.rest.serving import ROOT
 from opslog.server.streams import Streams
-from tests.server.test_rest import Rest, problem
+from tests.support.rest import Rest, problem
 
 
 @pytest.fixture
-def rest(tmp_path: Path) -> Iterator[Rest]:
-    client = Rest(str(tmp_path / "tasks"))
-    yield client
-    client.close()
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "tasks")
 
 
 def test_a_condition_that_cannot_be_read_says_where(rest: Rest) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opslog.server.http.rest import serving
-from tests.server.test_rest import Rest, problem
+from tests.support.rest import Rest, problem
 
 
 def test_bodies_are_decoded_and_answers_encoded_beside_the_event_loop(
