@@ -23,9 +23,11 @@ document. The test that shows an invariant stands after it:
 6. **Number.** Before an append, the cut of a recent manifest (`opslog.log.freshness`) shows that the next
    number was not used. (tests/test_session.py: test_a_used_number_is_found_before_the_append,
    tests/test_delayed_seals.py: test_an_idle_agent_that_has_loaded_its_seal_goes_on_after_that_was_collected)
-7. **Confirmation.** After an append, the cut of such a manifest is not beyond it. Otherwise it may be that nobody ever
-   reads the commit, and it is not acknowledged. (tests/test_delayed_writes.py:
-   test_a_process_paused_before_its_append_reads_the_newest_manifest_before_it_acknowledges)
+7. **Confirmation.** After an append, the manifest of 6 is still recent; or else the cut of one that is read then is not
+   beyond the append. Otherwise it may be that nobody ever reads the commit, and it is not acknowledged.
+   (tests/test_delayed_writes.py:
+   test_a_process_paused_before_its_append_reads_the_newest_manifest_before_it_acknowledges,
+   tests/test_delayed_writes.py: test_an_append_that_was_compacted_before_it_was_confirmed_is_acknowledged)
 8. **Seals.** A seal under the next number is the end of the log only if no manifest's cut is beyond it. Otherwise the
    number was used, compacted and perhaps collected, and the seal may be a delayed one that nobody reads.
    (tests/test_delayed_seals.py: test_a_delayed_seal_is_not_mistaken_for_the_end_of_the_log)
