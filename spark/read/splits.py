@@ -10,6 +10,7 @@ The commits go through `opslog.merge.merge.Merge`, from the end of the split to 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, takewhile
 from typing import NamedTuple
@@ -198,12 +199,13 @@ class LogReader:
         number, offset, size = (last.number, end, last.bytes) if end < last.bytes else (last.number + 1, 0, 0)
         while number <= split.end[0]:
             # A segment probably has one commit. So fetch as many segments as there are commits to read; more are seldom
-            # needed.
+            # needed. The lengths of later segments are not known: they count as short for fetching many at once, and
+            # are read to their ends.
             numbers = range(number, min(split.end[0], number + self.window) + 1)
-            segments = [Segment(each, max(1, size if each == number else 0), 0.0) for each in numbers]
+            fetched = [Segment(each, max(1, size if each == number else 0), 0.0) for each in numbers]
             cursor = Cursor(split.agent, number, offset, clock=clock)
-            source = _Listed(self._backend, cursor, segments, split.end)
-            for _, commit in cursor.read(source, segments):
+            source = _Listed(self._backend, cursor, fetched, split.end)
+            for _, commit in cursor.read(source, [segment._replace(bytes=sys.maxsize) for segment in fetched]):
                 yield commit
             number, offset, size, clock = numbers[-1] + 1, 0, 0, cursor.clock
 

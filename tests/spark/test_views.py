@@ -208,6 +208,24 @@ def long_lines(tmp_path: Path) -> str:
     return url
 
 
+@pytest.mark.parametrize("scheme", ["memory", "bucket"])
+def test_undos_behind_the_first_commit_of_a_later_segment(scheme: str) -> None:
+    """A split reads what may undo its commits: also if a segment behind it has several commits."""
+    url = f"{scheme}://views-{next(_numbers)}"
+    options: dict[str, Any] = {"durability": "buffered", "buffer_seconds": 3600.0, "compact_after": None}
+    with opslog.open(url, agent="a", settings=opslog.Settings(undo_window=4), **options) as store:
+        store["kept"] = {"n": 1}
+        store["x"] = {"n": 1}
+    with opslog.open(url, agent="a", **options) as store:
+        store["y"] = {"n": 2}
+        assert store.undo()
+        assert store.undo()
+        assert list(store) == ["kept"]
+    for split_bytes in (60, 150, 300):
+        check_state(url, split_bytes)
+        check_ops(url, split_bytes)
+
+
 @pytest.mark.parametrize("split_bytes", [200_000, 1_000_000, 1_000_001, 5_000_000])
 def test_lines_longer_than_splits(long_lines: str, split_bytes: int) -> None:
     check_state(long_lines, split_bytes)
