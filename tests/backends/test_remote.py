@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -560,12 +561,13 @@ class TestRemoteServer(BackendContract):
 
     @pytest.fixture(autouse=True)
     def _in_a_store_of_its_own(self, root: str, numbers: dict[Path, int]) -> None:
-        self.root, self.numbers = root, numbers
+        self.root, self.numbers, self.lock = root, numbers, threading.Lock()
 
     def open_backend(self, space: Path) -> Backend:
-        is_new = space not in self.numbers
-        number = self.numbers.setdefault(space, len(self.numbers))
-        backend = open_backend(f"{self.root}/s{number}")
-        if is_new:  # what the server has written there
-            backend.delete([entry.path for entry in backend.list("")])
-        return backend
+        with self.lock:  # no other thread may write there before it is empty
+            is_new = space not in self.numbers
+            number = self.numbers.setdefault(space, len(self.numbers))
+            backend = open_backend(f"{self.root}/s{number}")
+            if is_new:  # what the server has written there
+                backend.delete([entry.path for entry in backend.list("")])
+            return backend
