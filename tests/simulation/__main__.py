@@ -39,10 +39,9 @@ def main() -> int:
     if asked.seed is not None:
         return replay(asked.seed)
     if asked.breakages is not None:
-        from tests.simulation.breakages import table
-        from tests.simulation.every_breakage import EVERY
+        from tests.simulation.every_breakage import table
 
-        for line in table(asked.breakages, EVERY):
+        for line in table(asked.breakages):
             print(line, flush=True)
         return 0
     first = asked.first if asked.first is not None else secrets.randbelow(10**12)

@@ -586,16 +586,3 @@ def caught(breakage: Breakage, seed: int) -> str | None:
     with breakage.made():
         violation = run(breakage.scenario(seed)).violation
     return None if violation is None else violation.invariant
-
-
-def table(seeds: int, breakages: Iterable[Breakage]) -> Iterator[str]:
-    """The whole table, in Markdown: how many of the seeds catch each breakage, and by which invariants."""
-    yield f"| breakage | storage | caught in n of {seeds} seeds | first by |"
-    yield "| --- | --- | --- | --- |"
-    for breakage in breakages:
-        scenario = breakage.scenario(0)
-        inside = (", tasks" if scenario.asynchronous else ", threads") if scenario.threaded else ""
-        tried = range(breakage.first, breakage.first + seeds)
-        found = [invariant for seed in tried if (invariant := caught(breakage, seed))]
-        by = found[0] if found else "-"
-        yield f"| {breakage.name} | {scenario.storage}{inside} | {len(found)} | `{by}` |"
