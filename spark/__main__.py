@@ -11,10 +11,11 @@ from pathlib import Path
 
 import click
 
-from opslog.cli.app import run
 from opslog.cli.maintenance import report_compaction
+from opslog.cli.options import READS, StoreCommand, common_options
+from opslog.cli.program import run
 from opslog.cli.replay import replay_command
-from opslog.cli.session import READS, Session, StoreCommand, common_options
+from opslog.cli.session import Session
 from opslog.cli.values import keep
 from opslog.compaction.compact import Compaction, KeepHistory
 from opslog.errors import LockedError

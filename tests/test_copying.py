@@ -12,7 +12,7 @@ import pytest
 import opslog
 from opslog.backends import Backend, open_backend
 from opslog.bulk.copying import LOCK, check_apart, copy
-from opslog.cli.app import run
+from opslog.cli.program import run
 from opslog.errors import RetryError
 from opslog.format.layout import STORE, archive_path, manifest_path, part_path, segment_path, temporary_path
 from opslog.verify.verify import verify

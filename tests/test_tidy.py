@@ -288,8 +288,8 @@ def test_reading_one_document_from_a_shell_is_light(tmp_path: Path) -> None:
     with opslog.open(tmp_path, agent="a") as store:
         store["task-1"] = {"title": "Build API"}
     loaded = loaded_by("from opslog.cli import main; main()", "--store", str(tmp_path), "get", "task-1")
-    assert "opslog.cli.documents" in loaded
-    assert not loaded & SLOW_TO_IMPORT, "import these inside the function that needs them: everybody waits for them"
+    assert "opslog.cli.reading" in loaded
+    assert not loaded & {*SLOW_TO_IMPORT, "click"}, "import these where they are used: everybody waits for them"
     commands = {f"opslog.cli.{name}" for name in ("feed", "listing", "maintenance", "past", "transfer", "query")}
     others = {"opslog.aio", "opslog.importers", *commands}
     assert not loaded & others, "these belong to other commands"
@@ -304,7 +304,7 @@ def test_writing_one_document_from_a_shell_loads_nothing_that_only_servers_need(
     others = ("archive", "compaction.compact", "doors.activity", "doors.once", "doors.description", "replica.feed")
     assert not loaded & {f"opslog.{name}" for name in others}, "import these where they are used"
     ours = {name for name in loaded if name.partition(".")[0] == "opslog"}
-    assert len(ours) <= 106, f"{len(ours)} of our modules for one set: {sorted(ours)}"
+    assert len(ours) <= 109, f"{len(ours)} of our modules for one set: {sorted(ours)}"
 
 
 def documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:

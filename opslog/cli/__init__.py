@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from opslog.concurrency.interpreter import end_quickly, lasting_imports
 
@@ -17,17 +18,21 @@ def main() -> None:
     """Run the command that the process was started with, and exit with its code."""
     _replace_closed_streams()
     try:
-        code = _app()(sys.argv[1:])
+        code = _program(sys.argv[1:])(sys.argv[1:])
     except KeyboardInterrupt:  # before the command could handle it
         code = _INTERRUPTED
     end_quickly()
     sys.exit(code)
 
 
-def _app() -> Callable[[Sequence[str]], int]:
-    """Import the application, and return the function that runs a command."""
+def _program(arguments: Sequence[str]) -> Callable[[Sequence[str]], int]:
+    """Import what a command needs, and return the function that runs it."""
     with lasting_imports():
-        from opslog.cli.app import run
+        from opslog.cli.program import run
+        from opslog.cli.reading import plain_get
+
+        if plain_get(arguments) is None:
+            import_module("opslog.cli.app")
     return run
 
 

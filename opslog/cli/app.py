@@ -1,18 +1,17 @@
-"""The list of commands, and the handling of their errors: each becomes a sentence on stderr and an exit code."""
+"""The list of commands, and their invocation by click."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 import click
 
 import opslog
-from opslog.cli.output import on_stderr, report, report_conflict, report_error
-from opslog.cli.session import Session, common_options
-from opslog.errors import ConflictError, MissingStoreError, NotFoundError, OpslogError, UsageError
+from opslog.cli.options import common_options
+from opslog.cli.output import on_stderr, report
+from opslog.cli.session import COMPLETE, DONE, USAGE, Session
 
 # Name to (module, summary), so that a command does not load the others, and their list loads none.
 _COMMANDS = {
@@ -41,12 +40,6 @@ _COMMANDS = {
     "completion": ("extras", "Print the script that makes a shell complete commands and ids."),
 }
 
-# The variable by which a shell asks for completions; the scripts of `opslog completion` set it.
-COMPLETE = "_OPSLOG_COMPLETE"
-
-DONE, USAGE, FAILED = 0, 2, 3
-_INTERRUPTED, _CLOSED_PIPE = 130, 141  # as a shell says it of a program that SIGINT or SIGPIPE ended
-
 
 class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -74,13 +67,13 @@ app = _Group(
 click.version_option(opslog.__version__, prog_name="opslog")(app)
 
 
-def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog") -> int:
-    """Run one command, report its errors on stderr, and return its exit code.
+def invoke(session: Session, arguments: Sequence[str], app: click.Group = app, program: str = "opslog") -> int:
+    """Run one command, and return its exit code. Wrong usage is reported, other errors are raised.
 
+    :param session: gets the common options.
     :param app: the commands.
     :param program: the name of the program.
     """
-    session = Session()
     try:
         if os.environ.get(COMPLETE):
             from click.shell_completion import shell_complete
@@ -93,7 +86,6 @@ def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog
         # Not app.main, which has ways of its own with interrupts and closed pipes.
         with app.make_context(program, list(arguments), obj=session) as context:
             code = app.invoke(context)
-        sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except click.exceptions.Exit as end:  # --help, --version
         return end.exit_code
@@ -101,29 +93,8 @@ def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog
         # A wrong option is found before any other is read.
         session.json = session.json or "--json" in arguments
         return _report_usage(error, session)
-    except BrokenPipeError:
-        # The reader of our output has seen enough. The rest of it must not fail again when the interpreter exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _CLOSED_PIPE
-    except (click.Abort, KeyboardInterrupt):
-        return _INTERRUPTED
-    except ConflictError as error:
-        return report_conflict(session, error)
-    except MissingStoreError as error:
-        advice = "check the name; `opslog set` and `opslog import` create a store"
-        return report_error(session, NotFoundError(f"no store at {error.url}: {advice}"), FAILED)
-    except OpslogError as error:
-        return report_error(session, error, USAGE if isinstance(error, UsageError) else FAILED)
-    except OSError as error:
-        where = error.filename or "cannot read or write"
-        report(session, "OSError", f"{where}: {error.strerror or error}")
-        return FAILED
-    except Exception:  # noqa: BLE001  # reported in full; but as Python's own exit code, 1, a script would take it for "no"
-        import traceback
-
-        with on_stderr():
-            traceback.print_exc()
-        return FAILED
+    except click.Abort as error:
+        raise KeyboardInterrupt from error
 
 
 def _report_usage(error: click.ClickException, session: Session) -> int:

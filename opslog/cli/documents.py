@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
-import orjson
 
-from opslog.cli.output import is_terminal, report_missing, signed, visible, write, write_json
-from opslog.cli.session import READS, Session, StoreCommand, complete_id
+from opslog.cli.options import READS, StoreCommand, complete_id
+from opslog.cli.reading import print_document
+from opslog.cli.session import Session
 from opslog.cli.values import as_of_option, document_id
 
 if TYPE_CHECKING:
@@ -26,18 +25,4 @@ def get_command(session: Session, id: str, stamp: bool, as_of: Point | None) -> 
 
     Exit code 1: it does not exist.
     """
-    with session.reading(as_of) as store:
-        record = store.record(id)
-        if record is None:
-            return report_missing(session, [id])
-        document = record.document
-    if stamp and session.json:
-        write_json(signed(record))
-    elif is_terminal() and not session.json:
-        before = f"{record.stamp}  {record.author}\n" if stamp else ""
-        write(before + visible(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()))
-    else:
-        if stamp:
-            sys.stdout.buffer.write(f"{record.stamp}\t{record.author}\t".encode())
-        write_json(document)
-    return 0
+    return print_document(session, id, stamp=stamp, as_of=as_of)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from opslog.cli.options import JSON, StoreCommand
 from opslog.cli.output import write
-from opslog.cli.session import JSON, Session, StoreCommand
+from opslog.cli.session import COMPLETE, Session
 from opslog.cli.values import Number
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -46,7 +47,7 @@ def completion_command(session: Session, shell: str | None) -> None:
     """Print the script that makes SHELL (default: the one in $SHELL) complete commands, options and ids."""
     from click.shell_completion import get_completion_class
 
-    from opslog.cli.app import COMPLETE, app
+    from opslog.cli.app import app
 
     shell = shell or Path(os.environ.get("SHELL", "")).name
     found = get_completion_class(shell) if shell in _SHELLS else None

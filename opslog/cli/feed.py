@@ -11,8 +11,9 @@ import click
 import orjson
 
 import opslog
+from opslog.cli.options import READS, StoreCommand, every_option
 from opslog.cli.output import id_text, is_terminal, rows, wait_while_read, write, write_json
-from opslog.cli.session import READS, Session, StoreCommand, every_option
+from opslog.cli.session import Session
 from opslog.cli.values import Count
 from opslog.environment import REAL
 

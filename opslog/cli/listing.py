@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
+from opslog.cli.options import READS, StoreCommand
 from opslog.cli.output import answer, documents, id_text, rows, write_json
-from opslog.cli.session import READS, Session, StoreCommand
+from opslog.cli.session import Session
 from opslog.cli.values import Count, as_of_option, columns_option, order, path, where_option
 from opslog.format.commits import Set
 from opslog.format.documents import Document

@@ -12,6 +12,7 @@ import msgspec
 
 import opslog
 from opslog.archive import archive_documents, list_periods, read_archive
+from opslog.cli.options import READS, WRITES, StoreCommand
 from opslog.cli.output import (
     answer,
     counted,
@@ -25,7 +26,7 @@ from opslog.cli.output import (
     write_json,
 )
 from opslog.cli.progress import progress, size_text
-from opslog.cli.session import READS, WRITES, Session, StoreCommand
+from opslog.cli.session import Session
 from opslog.cli.values import duration, keep, where_option
 from opslog.environment import REAL, format_ts
 from opslog.format.layout import check_name

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from opslog.cli.session import WRITES, Session, StoreCommand, log_level_option
+from opslog.cli.options import WRITES, StoreCommand, log_level_option
+from opslog.cli.session import Session
 
 
 @click.command(

@@ -17,7 +17,6 @@ from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-import click
 import orjson
 
 from opslog.cli.session import Session
@@ -87,7 +86,7 @@ def on_stderr() -> Iterator[None]:
 def say(message: str) -> None:
     """Print a message for a person, on stderr."""
     with on_stderr():
-        click.echo(f"opslog: {one_line(message)}", err=True)
+        print(f"opslog: {one_line(message)}", file=sys.stderr)
 
 
 def report(session: Session, name: str, message: str, **details: object) -> None:
@@ -99,7 +98,7 @@ def report(session: Session, name: str, message: str, **details: object) -> None
         key: unicode_text(value) if isinstance(value, str) else value for key, value in details.items()
     }
     with on_stderr():
-        click.echo(orjson.dumps(result), err=True)
+        print(orjson.dumps(result).decode(), file=sys.stderr)
 
 
 def report_error(session: Session, error: OpslogError, code: int, **details: object) -> int:
@@ -283,6 +282,8 @@ def rows(titles: Sequence[str], lines: Iterable[Sequence[str]], *, paged: bool =
     table = Columns(titles, first, console.width)
     shown = (table.line(line) for line in chain([titles], first, waiting))
     if paged and len(first) >= console.height:
+        import click
+
         os.environ.setdefault("LESS", "FRX")  # colours, and the screen stays as it is
         click.echo_via_pager(f"{line}\n" for line in shown)
     else:

@@ -11,6 +11,7 @@ from dataclasses import replace
 import click
 
 import opslog
+from opslog.cli.options import READS, StoreCommand, complete_id, every_option
 from opslog.cli.output import (
     Columns,
     Shown,
@@ -25,7 +26,7 @@ from opslog.cli.output import (
     write,
     write_json,
 )
-from opslog.cli.session import READS, Session, StoreCommand, complete_id, every_option
+from opslog.cli.session import Session
 from opslog.cli.values import Count, columns_option, document_id
 from opslog.environment import REAL
 from opslog.format.commits import SetOp, described_line

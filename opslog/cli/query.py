@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
+from opslog.cli.options import READS, StoreCommand
 from opslog.cli.output import id_text, is_terminal, rows, short_time, write_json
-from opslog.cli.session import READS, Session, StoreCommand
+from opslog.cli.session import Session
 from opslog.cli.values import as_of_option
 from opslog.errors import UsageError
 

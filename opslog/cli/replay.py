@@ -11,9 +11,10 @@ import msgspec
 from opslog.backends import Backend
 from opslog.bulk.replay import Format, check_vacant, write_state
 from opslog.cli.engines import SPEED, Choice, Engine, bytes_to_read, choose, cores_of, spark_missing
+from opslog.cli.options import READS, StoreCommand
 from opslog.cli.output import answer, counted, say, unicode_text
 from opslog.cli.progress import progress
-from opslog.cli.session import READS, Session, StoreCommand
+from opslog.cli.session import Session
 from opslog.cli.values import as_of_option
 from opslog.environment import REAL, machine_memory
 from opslog.history import Point, load_as_of

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from opslog.cli.options import JSON, StoreCommand, log_level_option
 from opslog.cli.output import say
-from opslog.cli.session import JSON, Session, StoreCommand, log_level_option
+from opslog.cli.session import Session
 from opslog.cli.values import Count, Number
 
 if TYPE_CHECKING:

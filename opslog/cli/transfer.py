@@ -16,9 +16,10 @@ import click
 import orjson
 
 from opslog.backends import open_backend
+from opslog.cli.options import JSON, READS, WRITES, StoreCommand
 from opslog.cli.output import answer, counted, is_terminal, joined, one_line, say, unicode_text, write
 from opslog.cli.progress import Advance, Unit, progress, size_text
-from opslog.cli.session import JSON, READS, WRITES, Session, StoreCommand
+from opslog.cli.session import Session
 from opslog.cli.tables import FORMATS, format_of, write_table
 from opslog.cli.values import as_of_option
 from opslog.environment import REAL

@@ -9,8 +9,9 @@ import click
 import msgspec
 import orjson
 
+from opslog.cli.options import WRITES, StoreCommand, complete_id
 from opslog.cli.output import id_text, report_missing, rows, say, write_json
-from opslog.cli.session import WRITES, Session, StoreCommand, complete_id
+from opslog.cli.session import Session
 from opslog.cli.values import document_id, parse_document, stamp
 from opslog.doors.operations import Operations
 from opslog.doors.values import Op

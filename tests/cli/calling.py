@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import click
 import orjson
 
-from opslog.cli.app import run
+from opslog.cli.program import run
 
 PROGRAM = (sys.executable, "-W", "error", "-m", "opslog")
 # An interrupt may come between making an object and the `with` that would close it. That is not a fault of the program.
@@ -40,9 +41,12 @@ class Result(NamedTuple):
         return orjson.loads(self.err)
 
 
-def call(store: Path, *arguments: str, stdin: bytes = b"", **settings: str) -> Result:
+def call(
+    store: Path, *arguments: str, stdin: bytes = b"", commands: click.Group | None = None, **settings: str
+) -> Result:
     """Run a command on a store, in this process and without a terminal. No call may end in a traceback.
 
+    :param commands: as of `run`.
     :param settings: additional environment variables.
     """
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")
@@ -53,7 +57,7 @@ def call(store: Path, *arguments: str, stdin: bytes = b"", **settings: str) -> R
         redirect_stdout(out),
         redirect_stderr(err),
     ):
-        code = run(arguments)
+        code = run(arguments, commands)
     texts = []
     for stream in (out, err):
         stream.flush()

@@ -13,8 +13,7 @@ import click
 import pytest
 
 import opslog as library
-from opslog.cli import app as application
-from opslog.cli import main
+from opslog.cli import main, program
 from opslog.cli.app import app
 from opslog.cli.session import Session
 from tests.cli.conftest import Opslog
@@ -71,7 +70,7 @@ def test_the_garbage_collector_passes_over_what_was_imported(monkeypatch: pytest
         seen.append((gc.isenabled(), gc.get_freeze_count() > before))
         return 3
 
-    monkeypatch.setattr(application, "run", run)
+    monkeypatch.setattr(program, "run", run)
     try:
         with pytest.raises(SystemExit) as ended:
             main()

@@ -17,6 +17,7 @@ import pytest
 
 import opslog
 from opslog.cli import output
+from opslog.cli.app import app
 from opslog.cli.output import id_text, rows, short_time
 from opslog.environment import format_ts
 from tests.cli.calling import at_terminal, call, read_terminal, shell, start_at_terminal
@@ -194,18 +195,60 @@ def test_progress_is_drawn_for_people_only(store: Path, tmp_path: Path) -> None:
 
 
 def test_get_is_quick_to_load(store: Path) -> None:
-    code = "import sys; from opslog.cli.app import run; run(sys.argv[1:]); print(*sys.modules)"
+    common = {"output", "program", "reading", "session"}
+    assert_loads(store, ["get", "task-1"], {"orjson"}, common)
+    of_click = {"app", "documents", "options", "values"}
+    assert_loads(store, ["get", "task-1", "--stamp"], {"click", "orjson"}, common | of_click)
+
+
+def assert_loads(store: Path, command: list[str], packages: set[str], modules: set[str]) -> None:
+    code = "import sys; from opslog.cli.program import run; run(sys.argv[1:]); print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code, "-s", str(store), "get", "task-1"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, "-s", str(store), *command], capture_output=True, text=True, check=True
     )
-    document, modules = done.stdout.splitlines()
-    assert document.startswith('{"title":')
-    packages = {name.partition(".")[0] for name in modules.split()}
-    assert {"opslog", "click", "orjson"} <= packages
-    assert packages.isdisjoint({"rich", "pyspark", "pandas", "fsspec", "s3fs", "asyncio", "uvicorn"})
-    assert {name for name in modules.split() if name.startswith("opslog.cli.")} == {
-        f"opslog.cli.{name}" for name in ("app", "documents", "output", "session", "values")
-    }
+    document, line = done.stdout.splitlines()
+    assert '{"title":' in document
+    loaded = line.split()
+    slow = {"click", "orjson", "rich", "pyspark", "pandas", "fsspec", "s3fs", "asyncio", "uvicorn"}
+    assert slow & {name.partition(".")[0] for name in loaded} == packages
+    assert {name for name in loaded if name.startswith("opslog.cli.")} == {f"opslog.cli.{name}" for name in modules}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["get", "task-1"],
+        ["get", "task-1", "--json"],
+        ["--json", "get", "task-9"],
+        ["get", "task-9"],
+        ["-s", "elsewhere", "get", "task-1"],
+        ["-s", "elsewhere", "get", "task-1", "--json"],
+        ["-s", "elsewhere", "get", "--store", "$STORE", "task-1"],
+        ["--store=$STORE", "get", "task-1"],
+        ["get", "-s$STORE", "task-1"],
+        ["get", "--store", "", "task-1"],
+        ["get", "task-1", "-s"],
+        ["get", "task-1", "--store", "--json"],
+        ["get", "-s", "get", "task-1"],
+        ["-s", "get", "task-1"],
+        ["get", "--", "task-1"],
+        ["get", "--", "-1"],
+        ["get", "-1"],
+        ["get", "get"],
+        ["get", ""],
+        ["get", "a\0b"],
+        ["get", "x" * 5000],
+        ["get"],
+        ["task-1", "get"],
+        ["get", "task-1", "task-1"],
+        ["get", "task-1", "--agent", "a"],
+        ["get", "task-1", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_get_is_the_same_with_click_and_without(store: Path, arguments: list[str]) -> None:
+    arguments = [word.replace("$STORE", str(store)) for word in arguments]
+    assert call(store, *arguments) == call(store, *arguments, commands=app)
 
 
 def test_completion_offers_ids_that_can_be_typed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import click
 import pytest
 
 import opslog
-from opslog.cli import app
+from opslog.cli import program
+from opslog.cli.app import app
 from tests.cli.calling import call
 
 NO_UTF8 = os.fsdecode(b"\xff")
@@ -73,10 +74,10 @@ def test_wrong_usage_exits_with_2(store: Path, arguments: list[str], reason: str
 
 
 def test_every_number_has_an_end_and_is_a_number() -> None:
-    context = click.Context(app.app)
+    context = click.Context(app)
     checked = []
-    for name in app.app.list_commands(context):
-        command = app.app.get_command(context, name)
+    for name in app.list_commands(context):
+        command = app.get_command(context, name)
         assert command is not None
         for option in command.params:
             if not isinstance(option.type, (type(click.INT), type(click.FLOAT))):
@@ -166,7 +167,7 @@ def test_a_defect_of_opslog_is_never_mistaken_for_a_refusal(
         raise ZeroDivisionError("a defect")
 
     monkeypatch.setattr(opslog, "open", fail)
-    assert app.run(["-s", str(store), "ls"]) == 3
+    assert program.run(["-s", str(store), "ls"]) == 3
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert "ZeroDivisionError: a defect" in err
@@ -182,4 +183,4 @@ def test_a_defect_is_a_failure_also_if_nobody_can_read_its_traceback(
     monkeypatch.setattr(opslog, "open", fail)
     with open("/dev/full", "w", buffering=1) as full:
         monkeypatch.setattr(sys, "stderr", full)
-        assert app.run(["-s", str(store), "ls"]) == 3
+        assert program.run(["-s", str(store), "ls"]) == 3

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 import opslog
 from opslog.backends import open_backend
-from opslog.cli.app import run
 from opslog.cli.engines import WITH_KERNEL, WITHOUT_KERNEL, Speed, break_even, choose, cores_of
+from opslog.cli.program import run
 from opslog.format.commits import encode_commit
 from opslog.spark.__main__ import app
 from opslog.store import replica_of
