@@ -462,7 +462,7 @@ GOALS = (
         45_000,
         "µs more",
         beyond=(COLD, "floor"),
-        why=("Most of it is the import of click, msgspec and orjson, which has a row of its own."),
+        why="Most of it is the import of msgspec and orjson, which has a row of its own.",
     ),
     _at_most("first byte of ls, 150,000 documents: under 0.3 s", (LISTED, "opslog ls"), 300_000, "µs"),
     _at_most("first byte of ops, 150,000 commits: under 0.3 s", (LOGGED, "opslog ops"), 300_000, "µs"),

@@ -361,9 +361,7 @@ for _workload, _name in ((LISTED, "ls"), (LOGGED, "ops")):
     )
     contender(_workload, "floor: python -c print(0)", READS)(_first_byte(lambda s: [sys.executable, "-c", "print(0)"]))
 contender(COLD, "floor: python -c pass", READS)(_command(lambda s: [sys.executable, "-c", "pass"]))
-contender(COLD, "click, msgspec and orjson alone", READS)(
-    _command(lambda s: [sys.executable, "-c", "import click, msgspec, orjson"])
-)
+contender(COLD, "msgspec and orjson alone", READS)(_command(lambda s: [sys.executable, "-c", "import msgspec, orjson"]))
 if (_modules := npm_modules()) is not None:
     _start_node = [node(_modules), "--input-type=module", "-e", _NODE, str(_modules)]
     contender(COLD, f"node and {NPM}", READS)(_command(lambda s: [*_start_node, str(_npm_small(s)), "task-1"]))
