@@ -237,6 +237,7 @@ class AsyncStore(Generic[T]):
         made = await in_thread(deciding.begin)
         try:
             yield made
+            made.end()  # what another task wrote from now on would be in no commit
             await self._decide("transaction", partial(deciding.repeat, made))
         finally:
             made.end()  # also if this is cancelled while it waits

@@ -21,6 +21,7 @@ class OpenBatch:
     :param outer: the batch of the block around this one.
     :param held: a weak reference to an object that exists as long as the block has not been left; None: the batch does
         not depend on a block.
+    :ivar ops: None once `end` has taken them: what another thread adds after that would be in no commit.
     :ivar overlay: the newest record of each document that this batch and those around it write.
     :ivar has_ended: whether its block has ended, in whichever thread. A block may end in another thread than it began
         (Python's garbage collector closes a generator in any), and before blocks that began in it.
@@ -28,7 +29,7 @@ class OpenBatch:
 
     def __init__(self, outer: OpenBatch | None, held: weakref.ref[object] | None = None) -> None:
         self.outer = outer
-        self.ops: list[SetOp | DeleteOp] = []
+        self.ops: list[SetOp | DeleteOp] | None = []
         self.overlay: dict[str, Record] = dict(outer.overlay) if outer else {}
         self.has_ended = False
         self._held = held
@@ -38,27 +39,34 @@ class OpenBatch:
         """Whether the block has ended, even if its ``__exit__`` did not run."""
         return self.has_ended or (self._held is not None and self._held() is None)
 
-    def add(self, record: Record) -> None:
-        """Add a set or a delete that has no stamp yet."""
+    def add(self, record: Record) -> bool:
+        """Add a set or a delete that has no stamp yet. Returns False if another thread has just ended the batch."""
         id = record.id
         op = SetOp(id, record.data, record.v) if isinstance(record, Set) else DeleteOp(id, record.archived)
         self.overlay[id] = record  # no exception comes between the two
-        self.ops.append(op)
+        ops = self.ops
+        if ops is None:
+            return False
+        ops.append(op)  # no thread comes between this and the check
+        return True
 
     def end(self) -> Batch | None:
         """The commit of this batch. None if there is nothing to commit: the batch is empty, or it becomes part of the
         batch around it that is still open. (If an inner block fails, only its own ops are dropped.)"""
         self.has_ended = True
+        ops, self.ops = self.ops or [], None
         outer = self.outer
-        while outer is not None and outer.is_over:
-            outer = outer.outer
-        if outer is None:
-            return Batch("", 0, "", self.ops) if self.ops else None
-        if outer is not self.outer:  # what was in between has been committed, or dropped
-            self.overlay = outer.overlay | {op.id: self.overlay[op.id] for op in self.ops}
-        outer.ops += self.ops
-        outer.overlay = self.overlay
-        return None
+        while outer is not None:
+            if outer.is_over:
+                outer = outer.outer
+                continue
+            if outer is not self.outer:  # what was in between has been committed, or dropped
+                self.overlay = outer.overlay | {op.id: self.overlay[op.id] for op in ops}
+            outer.overlay = self.overlay
+            if (of_outer := outer.ops) is not None:  # otherwise another thread ends it at this moment
+                of_outer += ops
+                return None
+        return Batch("", 0, "", ops) if ops else None
 
 
 class _Local(threading.local):

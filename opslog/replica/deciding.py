@@ -211,6 +211,7 @@ class Deciding(Generic[T]):
 
         :raises ConflictError: something has.
         """
+        made.end()  # what another thread wrote from now on would be in no commit
         self.run(partial(self.repeat, made))
 
     def leave(self, made: Transaction[T]) -> None:

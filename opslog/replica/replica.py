@@ -307,12 +307,11 @@ class Replica(Following, Generic[T]):
 
     def add_to_batch(self, record: Record) -> bool:
         """Make a set or a delete a part of this thread's batch. Returns whether there is one."""
-        batch = self.batches.current
-        if batch is None:
-            return False
-        self.check_open()
-        batch.add(record)
-        return True
+        while (batch := self.batches.current) is not None:
+            self.check_open()
+            if batch.add(record):
+                return True
+        return False
 
     def deciding_of(self, call: str) -> Deciding[T]:
         """The object that decides transactions.

@@ -3,12 +3,14 @@ them. Python's garbage collector closes a generator in whichever thread it runs,
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ import pytest
 
 import opslog
 from opslog.errors import ClosedError, UsageError
+from opslog.format.commits import SetOp
+from opslog.replica import batch
+from opslog.replica.deciding import Deciding
 from opslog.store import replica_of
 from tests.support.waiting import until
 
@@ -193,3 +198,60 @@ def test_a_transaction_of_the_parent_is_refused_in_a_forked_child(tmp_path: Path
         thread.join()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         block.__exit__(KeyError, KeyError(), None)
+
+
+@pytest.mark.parametrize("ended", ["the only batch", "an inner batch", "both batches"])
+def test_a_write_whose_batch_another_thread_ends_at_this_moment_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    with opslog.open(tmp_path, agent="a") as store:
+        blocks = [store.batch()] if ended == "the only batch" else [store.batch(), store.batch()]
+        for block in blocks:
+            block.__enter__()
+        ending = [] if ended == "the only batch" else blocks[1:]
+        ending = [*ending, *(blocks[:1] if ended != "an inner batch" else [])]
+
+        def made(*fields: Any) -> SetOp:
+            while ending:
+                in_thread(partial(ending.pop(0).__exit__, None, None, None))
+            return SetOp(*fields)
+
+        monkeypatch.setattr(batch, "SetOp", made)
+        store["x"] = {"n": 1}
+        assert store["x"] == {"n": 1}
+        if ended == "an inner batch":
+            assert read(tmp_path) == []
+            blocks[0].__exit__(None, None, None)
+        assert read(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_a_transaction_takes_no_writes_once_its_end_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: bool
+) -> None:
+    refused = []
+
+    def late(deciding: Deciding[Any], *arguments: Any) -> Any:
+        with pytest.raises(UsageError, match="has ended"):
+            transaction["y"] = {}
+        refused.append(True)
+        return original(deciding, *arguments)
+
+    name = "submit" if tasks else "run"
+    original = getattr(Deciding, name)
+    transaction: Any = None
+
+    async def write() -> None:
+        nonlocal transaction
+        async with opslog.aio.open(tmp_path, agent="a") as store, store.transaction() as transaction:
+            transaction["x"] = {}
+            monkeypatch.setattr(Deciding, name, late)
+
+    if tasks:
+        asyncio.run(write())
+    else:
+        with opslog.open(tmp_path, agent="a") as store, store.transaction() as transaction:
+            transaction["x"] = {}
+            monkeypatch.setattr(Deciding, name, late)
+    assert refused == [True]
+    assert read(tmp_path) == ["x"]
