@@ -42,9 +42,8 @@ def print_document(session: Session, id: str, *, stamp: bool = False, as_of: Poi
 
 
 def plain_get(arguments: Sequence[str]) -> tuple[Session, str] | None:
-    """The session and the id of a call that names nothing but a store and an id: ``get ID``, with ``--store`` or
-    ``--json`` anywhere. None for every other call, and for a wrong one: those are click's.
-    """
+    """The session and the id of a call ``get ID`` that has no options but ``--store`` and ``--json``. None for every
+    other call, and for a wrong one: click reads those."""
     session = Session(store=os.environ.get("OPSLOG_STORE"))
     words = []
     rest = iter(arguments)

@@ -244,7 +244,7 @@ def assert_loads(store: Path, command: list[str], packages: set[str], modules: s
         ["get", "task-1", "--agent", "a"],
         ["get", "task-1", "--help"],
     ],
-    ids=" ".join,
+    ids=lambda words: " ".join(words)[:40],
 )
 def test_get_is_the_same_with_click_and_without(store: Path, arguments: list[str]) -> None:
     arguments = [word.replace("$STORE", str(store)) for word in arguments]

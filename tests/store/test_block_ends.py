@@ -200,16 +200,17 @@ def test_a_transaction_of_the_parent_is_refused_in_a_forked_child(tmp_path: Path
         block.__exit__(KeyError, KeyError(), None)
 
 
-@pytest.mark.parametrize("ended", ["the only batch", "an inner batch", "both batches"])
+@pytest.mark.parametrize(("batches", "ended"), [(1, 1), (2, 1), (2, 2)])
 def test_a_write_whose_batch_another_thread_ends_at_this_moment_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int, ended: int
 ) -> None:
+    """:param batches: how many blocks there are, one in the other. :param ended: how many of them end, from the
+    innermost on."""
     with opslog.open(tmp_path, agent="a") as store:
-        blocks = [store.batch()] if ended == "the only batch" else [store.batch(), store.batch()]
+        blocks = [store.batch() for _ in range(batches)]
         for block in blocks:
             block.__enter__()
-        ending = [] if ended == "the only batch" else blocks[1:]
-        ending = [*ending, *(blocks[:1] if ended != "an inner batch" else [])]
+        ending = blocks[::-1][:ended]
 
         def made(*fields: Any) -> SetOp:
             while ending:
@@ -219,10 +220,34 @@ def test_a_write_whose_batch_another_thread_ends_at_this_moment_is_not_lost(
         monkeypatch.setattr(batch, "SetOp", made)
         store["x"] = {"n": 1}
         assert store["x"] == {"n": 1}
-        if ended == "an inner batch":
+        if ended < batches:
             assert read(tmp_path) == []
             blocks[0].__exit__(None, None, None)
         assert read(tmp_path) == ["x"]
+
+
+def test_an_inner_batch_that_ends_while_another_thread_ends_the_outer_one_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opslog.open(tmp_path, agent="a") as store:
+        outer, inner = store.batch(), store.batch()
+        outer.__enter__()
+        store["outer"] = {}
+        inner.__enter__()
+        store["inner"] = {}
+        ending = [outer]
+        is_over = batch.OpenBatch.is_over.fget
+        assert is_over is not None
+
+        def end_after_the_answer(opened: batch.OpenBatch) -> bool:
+            answer: bool = is_over(opened)
+            while ending:
+                in_thread(partial(ending.pop().__exit__, None, None, None))
+            return answer
+
+        monkeypatch.setattr(batch.OpenBatch, "is_over", property(end_after_the_answer))
+        inner.__exit__(None, None, None)
+        assert read(tmp_path) == ["inner", "outer"]
 
 
 @pytest.mark.parametrize("tasks", [False, True])
