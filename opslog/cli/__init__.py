@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ _INTERRUPTED = 130
 def main() -> None:
     """Run the command that the process was started with, and exit with its code."""
     _replace_closed_streams()
+    _buffer_stdout()
     try:
         code = _program(sys.argv[1:])(sys.argv[1:])
     except KeyboardInterrupt:  # before the command could handle it
@@ -44,3 +46,13 @@ def _replace_closed_streams() -> None:
             lowest_free = os.open(os.devnull, os.O_RDWR)
             assert lowest_free == number
             setattr(sys, name, os.fdopen(lowest_free, mode))
+
+
+def _buffer_stdout() -> None:
+    """Give stdout a buffer if it has none, as with ``PYTHONUNBUFFERED=1``. A write without a buffer may write only a
+    part and raise no error, so output would be cut off, and the exit code would say that all is well."""
+    if isinstance(sys.stdout.buffer, io.RawIOBase):
+        unbuffered = sys.stdout
+        sys.stdout = os.fdopen(
+            unbuffered.fileno(), "w", encoding=unbuffered.encoding, errors=unbuffered.errors, closefd=False
+        )

@@ -20,7 +20,7 @@ from opslog.cli import output
 from opslog.cli.app import app
 from opslog.cli.output import id_text, rows, short_time
 from opslog.environment import format_ts
-from tests.cli.calling import at_terminal, call, read_terminal, shell, start_at_terminal
+from tests.cli.calling import PROGRAM, at_terminal, call, read_terminal, shell, start_at_terminal
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 EVIL = "evil\x1b]0;title\x07\x9b31m\x7f\u202e\r\n"
@@ -249,6 +249,22 @@ def assert_loads(store: Path, command: list[str], packages: set[str], modules: s
 def test_get_is_the_same_with_click_and_without(store: Path, arguments: list[str]) -> None:
     arguments = [word.replace("$STORE", str(store)) for word in arguments]
     assert call(store, *arguments) == call(store, *arguments, commands=app)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_is_cut_off_is_no_success(tmp_path: Path, unbuffered: str) -> None:
+    """The document is longer than a pipe holds, so its reader leaves while it is written."""
+    with opslog.open(tmp_path, agent="a") as store:
+        store["big"] = {"text": "x" * 1_000_000}
+    reading = subprocess.Popen(
+        [*PROGRAM, "--store", str(tmp_path), "get", "big"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    assert reading.stdout is not None
+    assert os.read(reading.stdout.fileno(), 10) == b'{"text":"x'
+    reading.stdout.close()
+    assert reading.wait() == 141
 
 
 def test_completion_offers_ids_that_can_be_typed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
