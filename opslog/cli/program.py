@@ -24,6 +24,13 @@ def run(arguments: Sequence[str], app: click.Group | None = None, program: str =
     :param app: the commands; None: those of `opslog`.
     :param program: the name of the program.
     """
+    try:
+        return _run(arguments, app, program)
+    finally:
+        _drop_unwritten_output()
+
+
+def _run(arguments: Sequence[str], app: click.Group | None, program: str) -> int:
     call = None if app is not None else plain_get(arguments)
     session = Session() if call is None else call[0]
     try:
@@ -35,9 +42,7 @@ def run(arguments: Sequence[str], app: click.Group | None = None, program: str =
             code = print_document(*call)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        # The reader of our output has seen enough. The rest of it must not fail again when the interpreter exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has seen enough
         return _CLOSED_PIPE
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -58,3 +63,11 @@ def run(arguments: Sequence[str], app: click.Group | None = None, program: str =
         with on_stderr():
             traceback.print_exc()
         return FAILED
+
+
+def _drop_unwritten_output() -> None:
+    """Drop what stdout cannot take. It would fail again when the interpreter exits, which would change the exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

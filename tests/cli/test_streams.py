@@ -37,8 +37,9 @@ def test_closed_streams_are_no_obstacle(store: Path, closed: str) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
 @pytest.mark.parametrize("command", ["ls", "get a", "export", "ops", "stats", "--help"])
-def test_output_that_cannot_be_written_is_a_failure(store: Path, command: str) -> None:
-    done = shell(f"opslog {command} > /dev/full; echo $?", store.parent)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_a_failure(store: Path, command: str, unbuffered: str) -> None:
+    done = shell(f"PYTHONUNBUFFERED={unbuffered} opslog {command} > /dev/full; echo $?", store.parent)
     assert done.stdout == "3\n"
     assert done.stderr == "opslog: cannot read or write: No space left on device\n"
 
@@ -75,8 +76,10 @@ def test_the_exit_code_is_the_same_if_nobody_can_read_why(store: Path, command: 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
-def test_output_that_cannot_be_written_is_a_failure_also_if_that_cannot_be_said(store: Path) -> None:
-    assert shell("opslog ls > /dev/full 2> /dev/full; echo $?", store.parent).stdout == "3\n"
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_a_failure_also_if_that_cannot_be_said(store: Path, unbuffered: str) -> None:
+    done = shell(f"export PYTHONUNBUFFERED={unbuffered}; opslog ls > /dev/full 2> /dev/full; echo $?", store.parent)
+    assert done.stdout == "3\n"
 
 
 def test_a_reader_that_leaves_ends_a_command_quietly(store: Path) -> None:
