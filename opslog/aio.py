@@ -554,7 +554,7 @@ class AsyncBatch(Generic[T]):
         """:raises NotFoundError: there is no document with this id."""
         prepare = partial(self._replica.prepare_delete, id)
         record: Record = await self._inside(prepare)
-        if record.id in self._batch.overlay:  # another task may have deleted it meanwhile; that needs no storage
+        if record.id in self._batch.written:  # another task may have deleted it meanwhile; that needs no storage
             record = self._replica.batches.inside(self._batch, prepare)
         self._add(record)
 

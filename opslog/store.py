@@ -270,16 +270,15 @@ class Store(MutableMapping[str, T], Generic[T]):
             return
         replica = self._replica
         replica.check_writable()
-        if (log := replica.log) is None:
+        if replica.batches.has_transactions and type(commit) is not Batch:  # a batch knows what it was begun in
             replica.batches.check_no_transaction()
+        if (log := replica.log) is None:
             replica.decide_plain(commit)
             return
         if replica.freshness.is_stale:  # as `refresh_if_stale`, without its call
             replica.refresh_before(commit)
         guards: int | None = replica.guards
         if guards:  # 0 in a store without transactions, where a set must not take longer because of them
-            if replica.batches.has_transactions:
-                replica.batches.check_no_transaction()
             # As `unguarded`, without its calls, which would cost a buffered set more than the answer.
             state = replica.state
             shared = None if replica.in_state else state.shared_ids

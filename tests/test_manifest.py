@@ -217,6 +217,8 @@ def test_a_manifest_that_no_decoder_takes(body: bytes) -> None:
         {"tombstone_ttl_seconds": None},
         {"undo_ttl_seconds": math.inf},
         {"keep_history_seconds": 10**400},
+        {"keep_history_seconds": 10**300},  # another number would be read, the nearest float
+        {"undo_ttl_seconds": 2**53 + 1},
     ],
     ids=lambda given: repr(given)[:40],
 )

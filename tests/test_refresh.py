@@ -14,6 +14,7 @@ import pytest
 import opslog
 from opslog.backends import Entry
 from opslog.backends.memory import MemoryBackend
+from opslog.doors.operations import Operations
 from opslog.format.commits import encode_commit
 from opslog.format.layout import segment_path
 from opslog.merge import merge
@@ -276,6 +277,26 @@ def test_refresh_and_watch_share_what_is_new(url: str) -> None:
         assert [commit.clock for commit in reader.refresh()] == [2]
         writer["z"] = {}
         assert next(follower).clock == 3
+
+
+def test_transactions_in_the_name_of_another_author_are_news_of_every_refresh(url: str) -> None:
+    """Also of those after the first one, which find them in memory."""
+    with opslog.open(url, agent="a") as a:
+        for number in range(3):
+            for author in ("a", "ann"):
+                with a.transaction() as transaction:
+                    transaction.author = author
+                    transaction[f"{author}-{number}"] = {}
+            assert [commit.ids for commit in a.refresh()] == [(f"ann-{number}",)]
+
+
+def test_operations_leave_the_news_to_the_program_that_asks_for_it(url: str) -> None:
+    with opslog.open(url, agent="a") as a, opslog.open(url, agent="b") as b:
+        operations = Operations(a)
+        for number in range(2):
+            b[f"{number}"] = {}
+            assert operations.count() == number + 1
+            assert [commit.ids for commit in a.refresh()] == [(f"{number}",)]
 
 
 def test_a_store_in_the_past_has_no_news(url: str) -> None:

@@ -66,7 +66,7 @@ def _run(arguments: Sequence[str], app: click.Group | None, program: str) -> int
 
 
 def _drop_unwritten_output() -> None:
-    """Drop what stdout cannot take. It would fail again when the interpreter exits, which would change the exit code."""
+    """Drop what stdout cannot take. It would fail again at the exit of the interpreter and change the exit code."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -110,7 +110,7 @@ class Leases:
         """
         asked = question(where, order_by, None, 0)
         with self._lock:
-            self._operations.store.refresh()
+            self._operations.refresh()
             matches, _ = self._named.replica.questions.matches(asked)
             for id in [record.id for record, _ in matches if not record.id.startswith(PREFIX)]:
                 if self._may_claim(id, seconds):

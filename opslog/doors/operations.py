@@ -108,7 +108,7 @@ class Operations:
         :raises NotFoundError: it does not exist.
         """
         chosen = _chooser(fields)
-        self._refresh()
+        self.refresh()
         record = self._store.record(id)
         if record is None:
             raise NotFoundError(f"there is no document {id!r}")
@@ -136,7 +136,7 @@ class Operations:
         chosen = _chooser(fields)
         # One more than asked for, to know whether there is a next page.
         more = asked if limit is None else asked._replace(limit=limit + 1)
-        self._refresh()
+        self.refresh()
         matches = list(self._replica.questions.matches(more)[0])
         items = _within((chosen(record, document) for record, document in matches[:limit]), max_bytes)
         if len(items) == len(matches) or not items:
@@ -145,12 +145,12 @@ class Operations:
 
     def count(self, where: Where | None = None) -> int:
         """How many documents fulfil a condition; errors as of `Store.count`."""
-        self._refresh()
+        self.refresh()
         return self._store.count(where)
 
     def group(self, by: str, where: Where | None = None) -> list[Counted]:
         """How many documents have each value at a path; as of `Store.group`."""
-        self._refresh()
+        self.refresh()
         return [Counted(value, documents) for value, documents in self._store.group(by, where)]
 
     # -- writing
@@ -415,12 +415,12 @@ class Operations:
         from opslog.doors.activity import activity
         from opslog.doors.description import last_clocks
 
-        self._refresh()
+        self.refresh()
         return activity(self._store.ops(), self._replica.read(last_clocks), most)
 
     def stats(self) -> Stats:
         """Figures of the store, as of `Store.stats`."""
-        self._refresh()
+        self.refresh()
         return self._store.stats()
 
     # -- maintenance
@@ -464,11 +464,13 @@ class Operations:
         """What is in the store: counts, fields, who writes. Samples the documents, and costs three listings."""
         from opslog.doors.description import described
 
-        self._refresh()
+        self.refresh()
         return described(self._store, self._author)
 
-    def _refresh(self) -> None:
-        self._store.refresh()  # takes the news, too: nobody asks these stores for it, and it would stay in memory
+    def refresh(self) -> None:
+        """Take in what others wrote. The commits stay for whoever calls `Store.refresh`; if nobody does, they are not
+        kept."""
+        self._replica.refresh()
 
 
 def _nothing_to_change(id: str) -> NotFoundError:

@@ -132,6 +132,8 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
                 continue
             if type(seconds) not in (int, float) or not 0 <= seconds <= sys.float_info.max:
                 return f"{name} is a number of seconds from 0 on, not {seconds!r:.80}"
+            if float(seconds) != seconds:  # another number would be read again
+                return f"{name} is a number of seconds that a float can hold exactly, not {seconds!r:.80}"
         return None
 
 

@@ -234,7 +234,7 @@ class Memory:
     def read_graph(self, asked: Nothing | None = None) -> Graph:
         """Read the entire knowledge graph"""
         store = self._operations.store
-        store.refresh()
+        self._operations.refresh()
         found = [(id, document) for id, document in store.items() if id.startswith((_ENTITY, _RELATION))]
         found.sort(key=lambda pair: str(pair[1].get("created", "")))
         return Graph(
@@ -265,7 +265,7 @@ class Memory:
 
         :raises UsageError: it cannot be read.
         """
-        self._operations.store.refresh()
+        self._operations.refresh()
         if _TAKEN_IN in self._operations.store:
             return 0  # what became of the file since does not matter
         try:

@@ -22,7 +22,7 @@ class OpenBatch:
     :param held: a weak reference to an object that exists as long as the block has not been left; None: the batch does
         not depend on a block.
     :ivar ops: None once `end` has taken them: what another thread adds after that would be in no commit.
-    :ivar overlay: the newest record of each document that this batch and those around it write.
+    :ivar written: the newest record of each document that this batch writes.
     :ivar has_ended: whether its block has ended, in whichever thread. A block may end in another thread than it began
         (Python's garbage collector closes a generator in any), and before blocks that began in it.
     """
@@ -30,7 +30,7 @@ class OpenBatch:
     def __init__(self, outer: OpenBatch | None, held: weakref.ref[object] | None = None) -> None:
         self.outer = outer
         self.ops: list[SetOp | DeleteOp] | None = []
-        self.overlay: dict[str, Record] = dict(outer.overlay) if outer else {}
+        self.written: dict[str, Record] = {}
         self.has_ended = False
         self._held = held
 
@@ -39,11 +39,27 @@ class OpenBatch:
         """Whether the block has ended, even if its ``__exit__`` did not run."""
         return self.has_ended or (self._held is not None and self._held() is None)
 
+    def find(self, id: str) -> Record | None:
+        """The newest record of a document in this batch and in those around it; None if they do not write it."""
+        batch: OpenBatch | None = self
+        while batch is not None:
+            if (record := batch.written.get(id)) is not None and (batch is self or not batch.is_over):
+                return record
+            batch = batch.outer
+        return None
+
+    def overlay(self) -> dict[str, Record]:
+        """The newest record of each document that this batch and those around it write."""
+        outer = self.outer
+        while outer is not None and outer.is_over:  # its records were committed, or dropped
+            outer = outer.outer
+        return (outer.overlay() if outer else {}) | self.written
+
     def add(self, record: Record) -> bool:
         """Add a set or a delete that has no stamp yet. Returns False if another thread has just ended the batch."""
         id = record.id
         op = SetOp(id, record.data, record.v) if isinstance(record, Set) else DeleteOp(id, record.archived)
-        self.overlay[id] = record  # no exception comes between the two
+        self.written[id] = record  # no exception comes between the two
         ops = self.ops
         if ops is None:
             return False
@@ -60,9 +76,7 @@ class OpenBatch:
             if outer.is_over:
                 outer = outer.outer
                 continue
-            if outer is not self.outer:  # what was in between has been committed, or dropped
-                self.overlay = outer.overlay | {op.id: self.overlay[op.id] for op in ops}
-            outer.overlay = self.overlay
+            outer.written |= self.written
             if (of_outer := outer.ops) is not None:  # otherwise another thread ends it at this moment
                 of_outer += ops
                 return None
@@ -136,7 +150,7 @@ class Batches:
                 "a batch inside a transaction can read, set and delete single documents: list, count, search and clear "
                 "them through the transaction"
             )
-        return batch.overlay
+        return batch.overlay()
 
     def check_no_transaction(self) -> None:
         """Check before a plain write that this thread is in no transaction block.

@@ -263,7 +263,8 @@ class Following(Memory):
         self.change(lambda state: state.apply(coming(), partial(note_end, state)))
 
     def _of_others(self, commits: Sequence[Commit]) -> Sequence[Commit]:
-        """These commits without this author's own transactions, which are no news here."""
+        """These commits without this author's own transactions, which are no news here. Transactions of this store in
+        the name of another author are."""
         return [commit for commit in commits if not (commit.by and commit.by == self.author)]
 
     # -- transactions, which this store has in memory before the next refresh reads their log
@@ -293,7 +294,7 @@ class Following(Memory):
         :param end: where the shared log ends now.
         """
         self.guards += 1  # also if the state is torn and does not take them in
-        self._take(commits, end, ())
+        self._take(commits, end, self._of_others(commits))
 
     def _reload(self) -> None:
         """Load again, and read into the news the commits that only the new state has."""

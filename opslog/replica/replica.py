@@ -164,8 +164,7 @@ class Replica(Following, Generic[T]):
         self.check_open()
         id = id if type(id) is str else plain_id(id)
         if self.batches.local.batch is not None and (batch := self.batches.current) is not None:
-            if id in batch.overlay:
-                record = batch.overlay[id]
+            if (record := batch.find(id)) is not None:
                 return record if isinstance(record, Set) else None
             if (outer := self.batches.transaction) is not None:
                 return outer.record(id)
@@ -240,14 +239,14 @@ class Replica(Following, Generic[T]):
     def contains(self, id: object) -> bool:
         """Whether there is a document."""
         self.check_open()
-        id = id if type(id) is str else plain_id(id)
-        if self.batches.local.batch is not None and (batch := self.batches.current) is not None:
-            if id in batch.overlay:
-                return isinstance(batch.overlay[id], Set)
-            if isinstance(id, str) and (outer := self.batches.transaction) is not None:
-                return outer.record(id) is not None
         if not isinstance(id, str):
             return False
+        id = id if type(id) is str else plain_id(id)
+        if self.batches.local.batch is not None and (batch := self.batches.current) is not None:
+            if (record := batch.find(id)) is not None:
+                return isinstance(record, Set)
+            if (outer := self.batches.transaction) is not None:
+                return outer.record(id) is not None
         winner = self.winner(id)
         return self.read(State.contains, id) if winner is None else type(winner) is Set
 
@@ -373,7 +372,9 @@ class Replica(Following, Generic[T]):
         """Write a plain commit to the shared log, whatever its documents are by then."""
         from opslog.replica.transaction import write
 
-        self.deciding_of("set").run(partial(write, commit))
+        self.check_writable()
+        assert self.transactions is not None
+        self.transactions.run(partial(write, commit))
 
     def undo(self) -> tuple[str, ...] | None:
         """See `Store.undo`.

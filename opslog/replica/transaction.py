@@ -290,8 +290,9 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         return self._source
 
     def repeat(self, made: Transaction[T]) -> None:
-        """Write what another transaction wrote. That one gets the stamp, too."""
+        """Write what another transaction wrote, in the name of its author. That one gets the stamp, too."""
         self._repeated = made
+        self.author, self.key = made.author, made.key
         for record in made.written.values():
             self.write(record)
 

@@ -141,12 +141,13 @@ class ServedStore:
         replica = replica_of(self._store)
         if (known := replica.read(lambda state: state.clock)) >= least:
             return known
-        self._store.refresh()
+        replica.refresh()
         return replica.read(lambda state: state.clock)
 
     def may_undo(self, author: str, target: int) -> bool:
         """See `opslog.server.stores.rights.Written`."""
-        self._store.refresh()
+        replica = replica_of(self._store)
+        replica.refresh()
 
         def decide(state: State) -> bool:
             cursor = state.cursors.get(TRANSACTIONS)
@@ -156,7 +157,7 @@ class ServedStore:
             by_others = (entry.commit.clock for entry in recent if entry.is_undoable and entry.commit.by != author)
             return target not in by_others
 
-        return replica_of(self._store).read(decide)
+        return replica.read(decide)
 
     def activity(self, most: int) -> Activity:
         """As `Operations.activity`; call it through `call_in_turn`. If nothing is new since the last call, it reads
@@ -187,8 +188,9 @@ class ServedStore:
 
     def _known(self) -> Known:
         """What shows whether anything was written or compacted since."""
-        self._store.refresh()
-        return replica_of(self._store).read(lambda state: (state.commits, state.passed.number))
+        replica = replica_of(self._store)
+        replica.refresh()
+        return replica.read(lambda state: (state.commits, state.passed.number))
 
     def _take(self, point: Point, known: Known) -> _View:
         """A view of the store that has everything that `known` was read from. The past may still change: a commit may

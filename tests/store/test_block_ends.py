@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -94,8 +94,15 @@ def test_a_batch_that_ends_before_one_that_began_in_it_takes_nothing_of_that_awa
         assert read(tmp_path) == (["first", "third"] if fails else ["first", "second", "third"])
 
 
-def test_the_outermost_of_two_batches_ends_first(tmp_path: Path) -> None:
-    with opslog.open(tmp_path, agent="a") as store:
+@pytest.mark.parametrize("log", ["own", "shared"])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_the_outermost_of_two_batches_ends_first(tmp_path: Path, log: Literal["own", "shared"], guarded: bool) -> None:
+    """Wherever its commit goes: for a guarded document, and without a log of its own, that is the shared log."""
+    if guarded:
+        with opslog.open(tmp_path, agent="b") as store:
+            store.create("one", {"from": "b"})
+            store.delete("one")
+    with opslog.open(tmp_path, agent="a", log=log) as store:
         first, second = store.batch(), store.batch()
         first.__enter__()
         store["one"] = {}
@@ -107,6 +114,45 @@ def test_the_outermost_of_two_batches_ends_first(tmp_path: Path) -> None:
         second.__exit__(None, None, None)
         store["four"] = {}
         assert read(tmp_path) == ["four", "one", "three", "two"]
+
+
+def test_a_batch_ends_in_a_thread_that_is_in_a_transaction(tmp_path: Path) -> None:
+    """It began outside of it, so it is no part of it, and is committed at once."""
+    with opslog.open(tmp_path, agent="a") as store:
+        foreign = store.batch()
+
+        def begin() -> None:
+            foreign.__enter__()
+            store["foreign"] = {}
+
+        in_thread(begin)
+        with suppress(KeyError), store.transaction() as transaction:
+            transaction["own"] = {}
+            foreign.__exit__(None, None, None)
+            assert read(tmp_path) == ["foreign"]
+            raise KeyError
+        assert read(tmp_path) == ["foreign"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_batch_does_not_see_one_around_it_that_has_ended(tmp_path: Path, fails: bool) -> None:
+    """What was dropped is gone, and what was committed can be overwritten by others."""
+    with opslog.open(tmp_path, agent="a") as store:
+        first, second = store.batch(), store.batch()
+        first.__enter__()
+        store["first"] = {"by": "the first"}
+        second.__enter__()
+        store["second"] = {}
+        assert store["first"] == {"by": "the first"}
+        first.__exit__(*((KeyError, KeyError(), None) if fails else (None, None, None)))
+        assert (list(store), "first" in store) == ((["second"], False) if fails else (["first", "second"], True))
+        in_thread(partial(store.set, "first", {"by": "another thread"}))
+        assert store["first"] == {"by": "another thread"}
+        record = store.record("first")
+        assert record is not None
+        assert record.clock > 0
+        second.__exit__(None, None, None)
+        assert read(tmp_path) == ["first", "second"]
 
 
 def test_a_transaction_that_another_thread_ends(tmp_path: Path) -> None:
