@@ -44,7 +44,7 @@ from opslog.errors import (
 from opslog.format.commits import Commit
 from opslog.format.documents import Schema
 from opslog.format.layout import TRANSACTIONS, segment_path
-from opslog.log.reader import SEGMENT_COST, Cursor
+from opslog.log.reader import SEGMENT_COST, Cursor, mark_of
 from opslog.log.shared import SharedLog
 from opslog.replica.queueing import Queueing
 from opslog.replica.sight import Overlay, Readable, Sight
@@ -527,7 +527,7 @@ class Deciding(Generic[T]):
         end = self._log.append(data, view.end)
         if end is not None:
             group.has_happened = True
-            end.clock = commits[-1].clock
+            end.clock, end.mark = commits[-1].clock, mark_of(commits[-1])
             self._replica.take_own(commits, end)
             self._durable[TRANSACTIONS] = end.clock
             self._replica.appended(len(data) + (SEGMENT_COST if end.offset in (0, len(data)) else 0))

@@ -189,3 +189,15 @@ def test_nothing_is_read_that_came_after_the_listing(url: str, others: list[Stor
     cursor = Cursor("z")
     assert len(list(cursor.read(backend, listed))) == 1
     assert len(list(cursor.read(backend, list_log(backend, "z")))) == 1
+
+
+def test_after_transactions_of_its_own_a_store_is_where_a_reader_of_the_shared_log_is(url: str) -> None:
+    """Also at the same mark, which a token would have."""
+    with opened(url, "a") as a, opened(url, "b") as b:
+        b.create("x", {})
+        a.refresh()
+        a.create("y", {})
+        own = replica_of(a).state.cursors["transactions"]
+        with opslog.open(url, read_only=True) as reader:
+            read = replica_of(reader).state.cursors["transactions"]
+            assert (own.position, own.clock, own.mark) == (read.position, read.clock, read.mark)
