@@ -51,11 +51,14 @@ class SharedLogRules:
 
     Seals have no author, nor have lines that an agent of this name wrote with opslog 0.1. Only the first line after
     them is compared with their clocks.
+
+    :param clock: that of the line before the first one; 0: there is none.
+    :param ts: likewise; empty: there is none.
     """
 
-    def __init__(self) -> None:
-        self._clock = 0
-        self._ts = ""
+    def __init__(self, clock: int = 0, ts: str = "") -> None:
+        self._clock = clock
+        self._ts = ts
         self._is_shared = False
         self._order: deque[str] = deque()
         self._nonces: set[str] = set()

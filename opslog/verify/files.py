@@ -129,7 +129,7 @@ def decode_each(
         ]
     for (start, body), item in zip(_offsets(bodies, offset), decoded, strict=True):
         if item is not None:
-            for fault in _faults(item, body):
+            for fault in line_faults(item, body):
                 report.error(path, start, fault)
         yield start, start + len(body) + 1, item
 
@@ -152,8 +152,11 @@ def _decode_one(
         return None
 
 
-def _faults(commit: Commit, line: bytes) -> Iterator[str]:
-    """The violations in a line that can be read."""
+def line_faults(commit: Commit, line: bytes) -> Iterator[str]:
+    """The violations in a line that can be read.
+
+    :param line: without its newline.
+    """
     if encode_commit(commit) != line + b"\n" and (inexact := _fault(loads, line)):
         yield f"this line can be read in more than one way ({inexact}): {line[:80]!r}. Restore it from a copy"
     if not _is_ts(commit.ts):

@@ -18,7 +18,7 @@ free may seal the log.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
@@ -36,12 +36,15 @@ from opslog.errors import (
     CommitUnknownError,
     MissingFileError,
     OpslogError,
+    UsageError,
     WriteFailedError,
 )
+from opslog.format.commits import Commit
 from opslog.format.layout import LOCKS, check_name, log_prefix, segment_of, segment_path
 from opslog.format.manifest import START, Cut
 from opslog.format.prepared import prepare
 from opslog.format.torn import sound_length
+from opslog.server.stores.contents import LogEnd, Written, check_new, check_next
 from opslog.snapshot.manifests import ManifestStore
 
 R = TypeVar("R")
@@ -67,6 +70,7 @@ class _Session:
     """An open session.
 
     :ivar end: the number of the log's last segment, and the size of that segment in bytes.
+    :ivar last: where the log ends, if the client has an agent and has appended something.
     :ivar used: when its last request came, on the monotonic clock.
     """
 
@@ -75,6 +79,7 @@ class _Session:
         self.holder = holder
         self.appender = appender
         self.end = end
+        self.last: LogEnd | None = None
         self.used = used
 
 
@@ -87,11 +92,15 @@ class _Turns:
 
 
 class Sessions:
-    """The sessions on one storage. Safe to use from many threads."""
+    """The sessions on one storage. Safe to use from many threads.
 
-    def __init__(self, backend: Backend, environment: Environment) -> None:
+    :param store: what the lines of clients with an agent are compared with; None: with nothing.
+    """
+
+    def __init__(self, backend: Backend, environment: Environment, store: Written | None) -> None:
         self._backend = backend
         self._environment = environment
+        self._store = store
         self._manifests = ManifestStore(backend)
         self._sessions: dict[str, _Session] = {}
         # One call at a time for each agent: the agents that have calls under way or waiting.
@@ -111,13 +120,15 @@ class Sessions:
         check_name(call.agent, "agent")
         return self._alone(call.agent, lambda: self._open(call))
 
-    def append(self, call: Append) -> Position:
+    def append(self, call: Append, commits: Sequence[Commit]) -> Position:
         """Append to the log of a session. Errors as for `Appender.append`.
 
+        :param commits: those of a client with an agent. They are checked.
+        :raises UsageError: these commits cannot come next; or the client names a segment that the log does not reach.
         :raises AgentFencedError: also if another session has replaced this one. Nothing was written.
         """
         check_name(call.agent, "agent")
-        return self._alone(call.agent, lambda: self._append(call))
+        return self._alone(call.agent, lambda: self._append(call, commits))
 
     def close(self, call: CloseLog) -> None:
         """End a session, if it is still open."""
@@ -203,7 +214,7 @@ class Sessions:
             del self._sessions[agent]
             current.appender.close()
 
-    def _append(self, call: Append) -> Position:
+    def _append(self, call: Append, commits: Sequence[Commit]) -> Position:
         current = self._sessions.get(call.agent)
         refusal: OpslogError | None = None
         if current is None or current.name != call.session:
@@ -215,11 +226,27 @@ class Sessions:
             return self._whole(tried, call)
         if refusal is not None or current is None:
             raise self._refusal(call, refusal)
+        if commits:
+            self._check(call, commits, current)
         if call.floor:
             current.appender.advance(call.floor)
+        current.last = None
         position = current.appender.append(call.data)
         current.end = (position.segment, position.offset + len(call.data))
+        if commits:
+            current.last = LogEnd(current.end, commits[-1].clock, "")
         return position
+
+    def _check(self, call: Append, commits: Sequence[Commit], current: _Session) -> None:
+        """:raises UsageError: these commits cannot come next in the log, or a segment before them would be missing."""
+        if self._store is not None:
+            check_new(commits, self._store)
+            last = current.last or self._store.log_end(call.agent)
+            check_next(commits, last, self._environment.time())
+        if call.floor > current.end[0]:
+            newest = max(self._end_of(call.agent)[0], self._cut_of(call.agent).last_segment)
+            if call.floor > newest:
+                raise UsageError(f"the last segment of the log of {call.agent!r} is {newest}, and not {call.floor}")
 
     def _whole(self, tried: Tried, call: Append) -> Position:
         """The position at which an earlier attempt has appended all of the data.

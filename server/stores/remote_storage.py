@@ -27,10 +27,12 @@ from opslog.errors import (
     OpslogError,
     UsageError,
 )
-from opslog.format.layout import log_prefix, segment_path
+from opslog.format.commits import Commit
+from opslog.format.layout import TRANSACTIONS, archive_of, log_prefix, segment_path
 from opslog.server.protocol.refusals import Refused
 from opslog.server.stores.client_sessions import Sessions, written
-from opslog.server.stores.rights import EVERYBODY, Client, Written
+from opslog.server.stores.contents import LogEnd, Written, check_archive, check_new, check_next
+from opslog.server.stores.rights import EVERYBODY, Client
 
 # How many lanes the server remembers. A client whose lane was forgotten opens another one.
 _LANES_MAX = 10_000
@@ -77,10 +79,12 @@ class StorageService:
         self._name = name
         self._environment = environment
         self._store = store
-        self._sessions = Sessions(backend, environment)
+        self._sessions = Sessions(backend, environment, store)
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()
         self._mutex = threading.Lock()
         self._locks: dict[str, _Held] = {}
+        # An end that the shared log had behind an append of a client with an agent.
+        self._shared_end = LogEnd((0, 0), 0, "")
         # A mutex of its own, because taking a lock of the storage may be slow.
         self._locking = threading.Lock()
 
@@ -121,13 +125,13 @@ class StorageService:
                 return lane.answer
             if request.number <= lane.number:
                 raise UsageError("this request comes too late: its client has already sent a later one")
-            lane.answer = self._try(client, call, partial(self._change, call, sessions))
+            lane.answer = self._try(client, call, partial(self._change, call, client, sessions))
             lane.number = request.number
             return lane.answer
 
     def _try(self, client: Client, call: protocol.AnyCall, answer: Callable[[], Answer]) -> Answer:
         try:
-            client.check(call, self._store)
+            client.check(call)
             return answer()
         except Refused:
             raise
@@ -156,9 +160,11 @@ class StorageService:
             case protocol.OpenLane():
                 return self._open_lane()
 
-    def _change(self, call: protocol.Change, sessions: Mapping[str, str]) -> Answer:
+    def _change(self, call: protocol.Change, client: Client, sessions: Mapping[str, str]) -> Answer:
         match call:
-            case protocol.Create():
+            case protocol.Create(path):
+                if not client.operates and archive_of(path) is not None:
+                    check_archive(call, self._backend)
                 self._create(call)
             case protocol.Delete(paths):
                 self._backend.delete(paths)
@@ -167,12 +173,12 @@ class StorageService:
             case protocol.OpenLog():
                 return protocol.At(self._sessions.open(call))
             case protocol.Append():
-                place = self._sessions.append(call)
+                place = self._sessions.append(call, client.check_lines(call))
                 return protocol.At((place.segment, place.offset))
             case protocol.CloseLog():
                 self._sessions.close(call)
             case protocol.AppendAt():
-                return self._append_at(call, sessions)
+                return self._append_at(call, client.check_lines(call), sessions)
             case protocol.Lock():
                 with self._locking:
                     self._lock(call)
@@ -226,11 +232,17 @@ class StorageService:
             sizes[folder] = {entry.path: entry.size for entry in self._backend.list(folder)}
         return max(0, sizes[folder].get(part.path, 0) - part.start)
 
-    def _append_at(self, call: protocol.AppendAt, sessions: Mapping[str, str]) -> Answer:
+    def _append_at(self, call: protocol.AppendAt, commits: Sequence[Commit], sessions: Mapping[str, str]) -> Answer:
+        """:param commits: those of a client with an agent, in the shared log."""
         place, fenced = None, None
         try:
             self._sessions.check_newest(sessions)
-            place = self._backend.append_at(call.agent, Position(*call.end), call.data)
+            if not commits or self._are_next(commits, call.end):
+                place = self._backend.append_at(call.agent, Position(*call.end), call.data)
+            if place is not None and commits:
+                grows, offset = self._backend.segments_grow, place.offset + len(call.data)
+                behind = (place.segment, offset) if grows else (place.segment + 1, 0)
+                self._shared_end = LogEnd(behind, commits[-1].clock, commits[-1].ts)
         except AgentFencedError as error:
             fenced = error
         if place is None and call.again:
@@ -238,6 +250,27 @@ class StorageService:
         if place is None and fenced is not None:
             raise fenced
         return protocol.At(None if place is None else (place.segment, place.offset))
+
+    def _are_next(self, commits: Sequence[Commit], at: tuple[int, int]) -> bool:
+        """Whether these commits can come next in the shared log, if that ends where their client has read to.
+
+        :raises UsageError: they cannot, or the log does not reach that position.
+        """
+        store, end = self._store, self._shared_end
+        if store is None:
+            return True
+        check_new(commits, store)
+        if end.position != at:
+            end = store.log_end(TRANSACTIONS)
+        if end.position < at:
+            raise UsageError(f"the shared log ends at {end.position} (segment, byte), before {at}")
+        try:
+            check_next(commits, end, self._environment.time())
+        except UsageError:
+            if end.position == at:
+                raise
+            return False  # they would have come next; but the log has grown
+        return True
 
     def _tried(self, call: protocol.AppendAt) -> Position | None:
         """The position at which an earlier attempt has appended everything; None if nothing of it is there.

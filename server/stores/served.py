@@ -20,9 +20,11 @@ from opslog.errors import ReopenError
 from opslog.format.documents import Document
 from opslog.format.layout import TRANSACTIONS, check_name
 from opslog.history import Point
+from opslog.log.reader import Cursor
 from opslog.replica.feed import Changes, Feed
 from opslog.replica.state import State
 from opslog.server.protocol.refusals import Refused
+from opslog.server.stores.contents import LogEnd
 from opslog.server.stores.remote_storage import StorageService
 from opslog.server.stores.samples import Sample, Samples
 from opslog.store import Store, replica_of
@@ -137,15 +139,26 @@ class ServedStore:
         return self._samples.all()
 
     def newest_clock(self, least: int) -> int:
-        """See `opslog.server.stores.rights.Written`."""
+        """See `opslog.server.stores.contents.Written`."""
         replica = replica_of(self._store)
         if (known := replica.read(lambda state: state.clock)) >= least:
             return known
         replica.refresh()
         return replica.read(lambda state: state.clock)
 
+    def log_end(self, agent: str) -> LogEnd:
+        """See `opslog.server.stores.contents.Written`."""
+        replica = replica_of(self._store)
+        replica.refresh()
+
+        def find(state: State) -> LogEnd:
+            cursor = state.cursors.get(agent, Cursor(agent))
+            return LogEnd(cursor.position, cursor.clock, state.shared_ts if agent == TRANSACTIONS else "")
+
+        return replica.read(find)
+
     def may_undo(self, author: str, target: int) -> bool:
-        """See `opslog.server.stores.rights.Written`."""
+        """See `opslog.server.stores.contents.Written`."""
         replica = replica_of(self._store)
         replica.refresh()
 

@@ -266,20 +266,22 @@ def test_a_token_cannot_forge_these_calls() -> None:
     mine = Client("mine", writes=True, operates=False)
 
     def line(agent: str, by: str = "") -> bytes:
-        return encode_commit(opslog.Set("2026-11-23T12:00:00.000000Z", 1001, agent, "a", msgspec.Raw(b"{}"), 1, by=by))
+        data, tx = msgspec.Raw(b"{}"), "1" if by else ""
+        return encode_commit(opslog.Set("2026-11-23T12:00:00.000000Z", 1001, agent, "a", data, 1, by=by, tx=tx))
 
     shared, end = line(TRANSACTIONS, "mine"), (1, 0)
-    mine.check(AppendAt(TRANSACTIONS, end, shared))
-    mine.check(Append("mine", "session", end, 0, line("mine")))
+    assert len(mine.check_lines(AppendAt(TRANSACTIONS, end, shared))) == 1
+    assert len(mine.check_lines(Append("mine", "session", end, 0, line("mine")))) == 1
     mine.check(Create("archive/old/1.jsonl", b""))
     refused: list[tuple[Change, str]] = [
         (AppendAt(TRANSACTIONS, end, shared + line(TRANSACTIONS, "other")), "of nobody else"),
         (AppendAt(TRANSACTIONS, end, shared + b'{"by":"mine"}\n'), "not lines of a log"),
-        (AppendAt(TRANSACTIONS, end, line("other", "mine")), "of nobody else"),
+        (AppendAt(TRANSACTIONS, end, line("other", "mine")), "is one of 'other'"),
         (AppendAt("other", end, line("other")), "of nobody else"),
         (Append("other", "session", end, 0, line("other")), "of nobody else"),
         (Append("mine", "session", end, 0, line("other")), "of nobody else"),
         (Append("mine", "session", end, 0, b"torn"), "not lines of a log"),
+        (Append("mine", "session", end, 0, b""), "no line"),
         (OpenLog("other", "session", "pid 1"), "of nobody else"),
         (Create("ops/other/00000000000000000001.jsonl", b""), "may not operate"),
         (Create("manifests/00000000000000000009.json", b""), "may not operate"),
@@ -288,8 +290,9 @@ def test_a_token_cannot_forge_these_calls() -> None:
         (Lock("compaction", "x", "pid 1"), "may not operate"),
     ]
     for call, why in refused:
+        check = mine.check_lines if isinstance(call, Append | AppendAt) else mine.check
         with pytest.raises(UsageError, match=why):
-            mine.check(call)
+            check(call)  # type: ignore[arg-type]
 
 
 def test_an_operator_seals_the_logs_of_others() -> None:
@@ -301,11 +304,11 @@ def test_an_operator_seals_the_logs_of_others() -> None:
 
     for agent in ("other", TRANSACTIONS):
         operator.check(OpenLog(agent, "session", "pid 1"))
-        operator.check(Append(agent, "session", (1, 0), 0, line(opslog.Seal, agent)))
+        assert not operator.check_lines(Append(agent, "session", (1, 0), 0, line(opslog.Seal, agent)))
         with pytest.raises(UsageError, match="of nobody else"):
-            operator.check(Append(agent, "session", (1, 0), 0, line(opslog.Undo, agent, target=1000)))
+            operator.check_lines(Append(agent, "session", (1, 0), 0, line(opslog.Undo, agent, target=1000)))
         with pytest.raises(UsageError, match="of nobody else"):
-            Client("mine", writes=True, operates=False).check(
+            Client("mine", writes=True, operates=False).check_lines(
                 Append(agent, "session", (1, 0), 0, line(opslog.Seal, agent))
             )
 
