@@ -133,7 +133,8 @@ class RemoteBackend(forking.ProcessBound):
         wanted = [(part.path, part.start, part.stop) for part in ranges]
         parts: list[bytes | None] = []
         while len(parts) < len(wanted):
-            parts += _as(protocol.Contents, self._channel.read(protocol.Read(wanted[len(parts) :]))).parts
+            some = wanted[len(parts) : len(parts) + protocol.RANGES_MAX]
+            parts += _as(protocol.Contents, self._channel.read(protocol.Read(some))).parts
         return parts
 
     def map(self, path: str) -> Buffer | None:

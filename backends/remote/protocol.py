@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -27,6 +27,9 @@ from opslog.errors import OpslogError
 VERSION = 1
 
 CONTENT_TYPE = "application/vnd.opslog.storage+msgpack"
+
+# How many ranges one call asks for, at most.
+RANGES_MAX = 10_000
 
 # How long a session keeps others from its name after its last request.
 SESSION_SECONDS = 60.0
@@ -57,9 +60,9 @@ class ListWithLogs(msgspec.Struct, tag="list_with_logs", frozen=True):
 
 
 class Read(msgspec.Struct, tag="read", frozen=True):
-    """`Backend.read_many`."""
+    """`Backend.read_many`, of a limited number of ranges."""
 
-    ranges: list[tuple[str, int, int | None]]
+    ranges: Annotated[list[tuple[str, int, int | None]], msgspec.Meta(max_length=RANGES_MAX)]
 
 
 class IsFree(msgspec.Struct, tag="is_free", frozen=True):

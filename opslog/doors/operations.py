@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
@@ -57,6 +58,7 @@ if TYPE_CHECKING:  # a command that writes a document starts without what it doe
     from opslog.stats import Stats
 
 R = TypeVar("R")
+Shown = TypeVar("Shown")
 
 Documents = Transaction[Document]
 
@@ -137,9 +139,9 @@ class Operations:
         # One more than asked for, to know whether there is a next page.
         more = asked if limit is None else asked._replace(limit=limit + 1)
         self.refresh()
-        matches = list(self._replica.questions.matches(more)[0])
-        items = _within((chosen(record, document) for record, document in matches[:limit]), max_bytes)
-        if len(items) == len(matches) or not items:
+        matches = iter(self._replica.questions.matches(more)[0])
+        items, are_all = _within((chosen(record, document) for record, document in islice(matches, limit)), max_bytes)
+        if are_all and next(matches, None) is None:
             return Page(items)
         return Page(items, f"{_SKIP}{asked.offset + len(items)}" if asked.order else f"{_AFTER}{items[-1].id}")
 
@@ -334,14 +336,14 @@ class Operations:
 
     # -- the past, and what is new
 
-    def history(self, id: str, limit: int | None = None) -> History:
+    def history(self, id: str, limit: int | None = None, max_bytes: int | None = None) -> History:
         """The revisions of a document, as of `Store.history`.
 
         :param limit: return at most this many, the newest; None: all that are retained.
+        :param max_bytes: return the newest that have at most this many bytes of JSON together, and at least one.
         """
         found = self._store.history(id)
-        kept = found if limit is None else found[max(0, len(found) - limit) :]
-        revisions = [
+        newest_first = (
             Revised(
                 each.record.op,
                 str(each.record.stamp),
@@ -350,9 +352,10 @@ class Operations:
                 each.undone,
                 each.record.document if isinstance(each.record, Set) else None,
             )
-            for each in kept
-        ]
-        return History(id, revisions, len(found) - len(kept))
+            for each in islice(reversed(found), limit)
+        )
+        kept, _ = _within(newest_first, max_bytes)
+        return History(id, kept[::-1], len(found) - len(kept))
 
     def changes(
         self,
@@ -447,7 +450,7 @@ class Operations:
         self._replica.freshness.note_shown()
         behind = None if cursor is None else cursor.removeprefix(_AFTER)
         ids = sorted(id for id in records if behind is None or id > behind)
-        shown = _within((entry_of(records[id]) for id in ids[:limit]), max_bytes)
+        shown, _ = _within((entry_of(records[id]) for id in ids[:limit]), max_bytes)
         return Page(shown, f"{_AFTER}{shown[-1].id}" if len(shown) < len(ids) else None)
 
     def archive(self, where: Where, period: str | None = None, *, older_than: timedelta | None = None) -> Archived:
@@ -519,19 +522,19 @@ def _continued(asked: Question, cursor: str | None) -> Question:
     raise UsageError("this is no cursor of such a question: use the one that the page before gave, with the same order")
 
 
-def _within(items: Iterable[Entry], max_bytes: int | None) -> list[Entry]:
-    """The first items that have at most this many bytes together, and at least one; None: all. Takes no item that
-    comes after these and the next one."""
+def _within(items: Iterable[Shown], max_bytes: int | None) -> tuple[list[Shown], bool]:
+    """The first items that have at most this many bytes together, and at least one; None: all. Also whether these are
+    all items. Takes no item that comes after these and the next one."""
     if max_bytes is None:
-        return list(items)
-    found: list[Entry] = []
+        return list(items), True
+    found: list[Shown] = []
     size = 0
     for item in items:
         size += len(msgspec.json.encode(item))
         if found and size > max_bytes:
-            break
+            return found, False
         found.append(item)
-    return found
+    return found, True
 
 
 def _check(ops: Sequence[Op]) -> None:

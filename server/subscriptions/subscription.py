@@ -274,9 +274,10 @@ def refreshed(known: Link | None, path: str, *, matched: bool, stream_id: int | 
         return None
     if stream_id is None:
         return Link(path, known.explicit, False, ZERO, 0)
-    if known.stream_id in (0, stream_id):
-        return replace(known, glob=glob, stream_id=stream_id)
-    return Link(path, known.explicit, glob, BEFORE_FIRST, stream_id)  # another stream has taken the path
+    if known.stream_id == stream_id:
+        return replace(known, glob=glob)
+    # A stream has come, or another one has taken the path. Its first offset need not be `ZERO`: a feed begins later.
+    return Link(path, known.explicit, glob, BEFORE_FIRST, stream_id)
 
 
 def normalised(path: str) -> str:

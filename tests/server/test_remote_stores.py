@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -372,6 +373,25 @@ def test_answers_count_in_what_a_server_keeps_in_memory(url: str, tmp_path: Path
         return statuses
 
     assert asyncio.run(run()) == [200, 503]
+
+
+def test_a_call_names_a_limited_number_of_ranges() -> None:
+    """Each takes more memory than its bytes in the request. A client asks in several calls."""
+    request = protocol.Request(protocol.VERSION, protocol.Read([("a", 0, 0)] * (protocol.RANGES_MAX + 1)))
+    service = StorageService(open_backend("memory://ranges"), "tasks")
+    with pytest.raises(UsageError, match="no request for a storage"):
+        service.answer(protocol.encode(request))
+    calls: list[int] = []
+
+    def asked(request: httpx.Request) -> httpx.Response:
+        call = protocol.decode_request(request.read()).call
+        calls.append(len(call.ranges) if isinstance(call, protocol.Read) else 0)
+        return httpx.Response(200, content=service.answer(request.read())[0])
+
+    backend = RemoteBackend("http://server/tasks", transport=httpx.MockTransport(asked))
+    assert backend.read_many([Range("archive/old/1.jsonl")] * (protocol.RANGES_MAX + 1)) == [None] * 10_001
+    assert [count for count in calls if count] == [10_000, 1]
+    backend.close()
 
 
 def test_the_parts_of_one_answer_are_counted_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from opslog.doors import operations
+from opslog.doors.values import Entry, entry_of
+from opslog.format.commits import Set
 from opslog.server.http.budget import Budget
 from opslog.server.http.rest import handlers
 from opslog.server.protocol.refusals import Refused
@@ -83,3 +86,33 @@ def test_pages_of_long_documents_end_early(rest: Rest) -> None:
     assert pages("/documents") == [ids[:2], ids[2:]]
     assert rest.ask("POST", "/archives", {"where": "exists text", "period": "old"}).json() == {"documents": 3}
     assert pages("/archives/old") == [ids[:2], ids[2:]]
+
+
+def test_a_page_decodes_no_more_documents_than_it_has_and_one(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        rest.ask("PUT", f"/documents/{number:02}", {"text": "x" * 1000})
+    made: list[str] = []
+
+    def noted(record: Set, document: dict[str, Any] | None = None) -> Entry:
+        made.append(record.id)
+        return entry_of(record, document)
+
+    monkeypatch.setattr(operations, "entry_of", noted)
+    page = rest.ask("GET", "/documents?max_bytes=3500").json()
+    assert [item["id"] for item in page["items"]] == ["00", "01", "02"]
+    assert made == ["00", "01", "02", "03"]
+
+
+def test_a_history_has_the_newest_revisions_that_fit(rest: Rest) -> None:
+    for number in range(4):
+        rest.ask("PUT", "/documents/a", {"n": number, "text": "x" * (handlers._DOCUMENTS_BYTES // 5 * 2)})
+    found = rest.ask("GET", "/history/a").json()
+    assert ([each["data"]["n"] for each in found["revisions"]], found["earlier"]) == ([2, 3], 2)
+    found = rest.ask("GET", "/history/a?max_bytes=1").json()
+    assert ([each["data"]["n"] for each in found["revisions"]], found["earlier"]) == ([3], 3)
+
+
+@pytest.mark.parametrize("path", ["documents", "history/a", "ops", "changes", "archives/old"])
+def test_nobody_asks_for_answers_without_a_limit(rest: Rest, path: str) -> None:
+    found = rest.ask("GET", f"/{path}?max_bytes={handlers._BYTES_MAX + 1}")
+    assert problem(found, 400, "invalid")["detail"].startswith("max_bytes is a whole number from ")

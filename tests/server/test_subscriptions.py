@@ -171,6 +171,8 @@ def test_links_change_with_their_streams() -> None:
     assert subscriptions.refreshed(read, "a/x", matched=True, stream_id=7) == read
     gone = subscriptions.refreshed(read, "a/x", matched=True, stream_id=None)
     assert gone == Link("a/x", True, False, format_offset(0), 0), "an explicit link outlives its stream"
+    again = subscriptions.refreshed(gone, "a/x", matched=False, stream_id=8)
+    assert again == Link("a/x", True, False, "-1", 8), "a feed has no offset 0"
     anew = subscriptions.refreshed(read, "a/x", matched=True, stream_id=8)
     assert anew == Link("a/x", True, True, "-1", 8), "of another stream under its path nothing is processed"
 

@@ -45,6 +45,8 @@ _OPS_MAX = 100_000
 _OPS_BYTES = 1024 * 1024
 # Likewise of the documents in one response: as much as one request may set.
 _DOCUMENTS_BYTES = 16 * 1024 * 1024
+# The greatest length that a client may ask for.
+_BYTES_MAX = 64 * 1024 * 1024
 Ops = Annotated[list[Op], msgspec.Meta(max_length=_OPS_MAX)]
 
 
@@ -176,7 +178,7 @@ def undo(call: Call) -> Answer:
 
 
 def history(call: Call) -> Answer:
-    return Answer(200, call.operations.history(call.id, call.given["limit"]))
+    return Answer(200, call.operations.history(call.id, call.given["limit"], call.given["max_bytes"]))
 
 
 def changes(call: Call) -> Answer:
@@ -299,8 +301,13 @@ def _where(text: str | None) -> Where | None:
 
 # -- the table
 
-_MAX_BYTES = "End the page before it is longer than this. It has at least one {}."
-_PAGE_BYTES = Parameter("max_bytes", _MAX_BYTES.format("document"), int, least=1, default=_DOCUMENTS_BYTES)
+
+def _max_bytes(what: str, default: int) -> Parameter:
+    text = f"End the page before it is longer than this. It has at least one {what}."
+    return Parameter("max_bytes", text, int, least=1, most=_BYTES_MAX, default=default)
+
+
+_PAGE_BYTES = _max_bytes("document", _DOCUMENTS_BYTES)
 _ARCHIVES_ARE_NOW = "archives are files beside the store, and no commit says what one held before"
 _QUESTION = (
     WHERE,
@@ -435,7 +442,7 @@ ROUTES: tuple[Route, ...] = (
         "history",
         "The writes of a document, as far as they are kept.",
         history,
-        (_limit("revisions"), AS_OF),
+        (_limit("revisions"), _max_bytes("revision", _DOCUMENTS_BYTES), AS_OF),
         answers={200: ("Oldest first.", History)},
         is_long=True,
     ),
@@ -457,7 +464,13 @@ ROUTES: tuple[Route, ...] = (
                 most=_ITEMS_MAX,
                 default=_ITEMS_MAX,
             ),
-            Parameter("max_bytes", "Return at most this many bytes of documents.", int, default=_DOCUMENTS_BYTES),
+            Parameter(
+                "max_bytes",
+                "Return at most this many bytes of documents.",
+                int,
+                most=_BYTES_MAX,
+                default=_DOCUMENTS_BYTES,
+            ),
         ),
         answers={200: ("Changes, and the next token.", ChangesPage)},
         now_only="changes lead from a token to the present. GET /ops?as_of=… has the commits up to then",
@@ -472,7 +485,7 @@ ROUTES: tuple[Route, ...] = (
         (
             Parameter("since", "Only commits with a greater clock.", int),
             _limit("commits"),
-            Parameter("max_bytes", _MAX_BYTES.format("commit"), int, least=1, default=_OPS_BYTES),
+            _max_bytes("commit", _OPS_BYTES),
             AS_OF,
         ),
         answers={200: ("As lines of logs.", CommitsPage)},
