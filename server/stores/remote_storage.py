@@ -220,12 +220,12 @@ class StorageService:
         """How many bytes a part has at most.
 
         :param sizes: of the files, by their folders, as far as they were listed.
-        :param is_alone: whether it is the only part. If it goes to the end of its file, its length is then 0, because
-            it is read in any case, and a listing may be a request that has a price.
+        :param is_alone: whether it is the only part. If it goes to the end of an object, its length is then 0, because
+            it is read in any case, and a listing of objects is a request that has a price.
         """
         if part.stop is not None:
             return max(0, part.stop - part.start)
-        if is_alone:
+        if is_alone and not self._backend.segments_grow:
             return 0
         folder = part.path[: part.path.rfind("/") + 1]
         if folder not in sizes:

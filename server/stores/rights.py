@@ -14,6 +14,7 @@ from opslog.backends.remote.protocol import (
     Create,
     Delete,
     Lock,
+    OpenLane,
     OpenLog,
     Persist,
     Unlock,
@@ -54,7 +55,8 @@ class Client(msgspec.Struct, frozen=True):
                 # A compaction seals the logs of others.
                 if not self.operates:
                     self._check_writes(agent)
-            case Persist():
+            # The server remembers a limited number of lanes, and forgets those of others.
+            case OpenLane() | Persist():
                 self._check(self.writes or self.operates, "write")
             # Any other name below the folder of archives could keep a period from being archived.
             case Create(path) if archive_of(path) is not None:

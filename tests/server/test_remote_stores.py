@@ -23,7 +23,17 @@ from opslog.backends import Range, open_backend
 from opslog.backends.remote import protocol
 from opslog.backends.remote.backend import RemoteBackend
 from opslog.backends.remote.channel import Channel
-from opslog.backends.remote.protocol import SESSION_SECONDS, Append, AppendAt, Change, Create, Delete, Lock, OpenLog
+from opslog.backends.remote.protocol import (
+    SESSION_SECONDS,
+    Append,
+    AppendAt,
+    Change,
+    Create,
+    Delete,
+    Lock,
+    OpenLane,
+    OpenLog,
+)
 from opslog.errors import AgentBusyError, AgentFencedError, MissingStoreError, ReadOnlyError, UsageError
 from opslog.format.commits import encode_commit
 from opslog.format.layout import TRANSACTIONS
@@ -290,6 +300,8 @@ def test_a_token_cannot_forge_these_calls() -> None:
         (Create("archive/2027-Q1", b""), "may not operate"),
         (Lock("compaction", "x", "pid 1"), "may not operate"),
     ]
+    with pytest.raises(UsageError, match="may not write"):
+        Client("reader", writes=False, operates=False).check(OpenLane())
     for call, why in refused:
         check = mine.check_lines if isinstance(call, Append | AppendAt) else mine.check
         with pytest.raises(UsageError, match=why):
@@ -419,6 +431,10 @@ def test_the_parts_of_one_answer_are_counted_before_they_are_read(monkeypatch: p
     assert ask(None, lambda count: happened.append(f"hold {count}")) == [b"x" * 1000] * 2
     assert ask(500, lambda count: happened.append(f"hold {count}")) == [b"x" * 500] * 5
     assert happened == ["hold 2000", 2, "hold 2500", 5]
+    del happened[:]
+    alone = protocol.Request(protocol.VERSION, protocol.Read([("archive/large/1.jsonl", 300, None)]))
+    service.answer(protocol.encode(alone), hold=lambda count: happened.append(f"hold {count}"))
+    assert happened == ["hold 700", 1]
     with Budget(1000).holding() as holding, pytest.raises(Refused):
         ask(None, holding.hold)
     assert len(happened) == 4, "nothing was read"
