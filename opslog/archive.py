@@ -57,6 +57,7 @@ def archive_documents(
     replica.check_writable("archive")
     replica.batches.check_no_transaction()
     replica.check_own_log()
+    replica.flush()  # a document is in its log before it is in an archive
     replica.refresh()
     # No document is older than 1970, however long `older_than` is.
     since = 0.0 if older_than is None else max(0.0, environment.time() - older_than.total_seconds())

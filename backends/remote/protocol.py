@@ -31,6 +31,10 @@ CONTENT_TYPE = "application/vnd.opslog.storage+msgpack"
 # How many ranges one call asks for, at most.
 RANGES_MAX = 10_000
 
+# A segment of a log, from 1, and a position in it; or the end of a log that may have no segment yet.
+Segment = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+
 # How long a session keeps others from its name after its last request.
 SESSION_SECONDS = 60.0
 
@@ -124,8 +128,8 @@ class Append(msgspec.Struct, tag="append", frozen=True):
 
     agent: str
     session: str
-    end: tuple[int, int]
-    floor: int
+    end: tuple[Natural, Natural]
+    floor: Natural
     data: bytes
     again: bool = False
 
@@ -141,7 +145,7 @@ class AppendAt(msgspec.Struct, tag="append_at", frozen=True):
     """`Backend.append_at`."""
 
     agent: str
-    end: tuple[int, int]
+    end: tuple[Segment, Natural]
     data: bytes
     again: bool = False
 

@@ -141,7 +141,7 @@ class Operations:
         self.refresh()
         matches = iter(self._replica.questions.matches(more)[0])
         items, are_all = _within((chosen(record, document) for record, document in islice(matches, limit)), max_bytes)
-        if are_all and next(matches, None) is None:
+        if not items or (are_all and next(matches, None) is None):
             return Page(items)
         return Page(items, f"{_SKIP}{asked.offset + len(items)}" if asked.order else f"{_AFTER}{items[-1].id}")
 
@@ -352,7 +352,7 @@ class Operations:
                 each.undone,
                 each.record.document if isinstance(each.record, Set) else None,
             )
-            for each in islice(reversed(found), limit)
+            for each in islice(reversed(found), None if limit is None else max(0, limit))
         )
         kept, _ = _within(newest_first, max_bytes)
         return History(id, kept[::-1], len(found) - len(kept))

@@ -173,6 +173,11 @@ def mark_of(commit: Commit) -> str:
     return commit.ts + commit.tx
 
 
+def ts_of(mark: str) -> str:
+    """The `ts` in a mark; empty if that is empty."""
+    return mark[: len("2026-11-20T12:00:00.123456Z")]
+
+
 class Cursor(msgspec.Struct):
     """How far an agent's log was read: `commits` of them, up to byte `offset` of `segment`, the last at `clock`, and
     with this `mark` (`mark_of`)."""

@@ -44,7 +44,7 @@ from opslog.format.layout import LOCKS, check_name, log_prefix, segment_of, segm
 from opslog.format.manifest import START, Cut
 from opslog.format.prepared import prepare
 from opslog.format.torn import sound_length
-from opslog.server.stores.contents import LogEnd, Written, check_new, check_next
+from opslog.server.stores.contents import LogEnd, Written, check_new, fault_of_next, nothing_written
 from opslog.snapshot.manifests import ManifestStore
 
 R = TypeVar("R")
@@ -70,6 +70,7 @@ class _Session:
     """An open session.
 
     :ivar end: the number of the log's last segment, and the size of that segment in bytes.
+    :ivar reached: a segment that the log is known to reach.
     :ivar last: where the log ends, if the client has an agent and has appended something.
     :ivar used: when its last request came, on the monotonic clock.
     """
@@ -79,6 +80,7 @@ class _Session:
         self.holder = holder
         self.appender = appender
         self.end = end
+        self.reached = 0
         self.last: LogEnd | None = None
         self.used = used
 
@@ -124,7 +126,8 @@ class Sessions:
         """Append to the log of a session. Errors as for `Appender.append`.
 
         :param commits: those of a client with an agent. They are checked.
-        :raises UsageError: these commits cannot come next; or the client names a segment that the log does not reach.
+        :raises WriteFailedError: also if these commits cannot come next, or the client names a segment that the log
+            does not reach.
         :raises AgentFencedError: also if another session has replaced this one. Nothing was written.
         """
         check_name(call.agent, "agent")
@@ -227,26 +230,32 @@ class Sessions:
         if refusal is not None or current is None:
             raise self._refusal(call, refusal)
         if commits:
-            self._check(call, commits, current)
+            with nothing_written():
+                self._check(call, commits, current)
         if call.floor:
             current.appender.advance(call.floor)
         current.last = None
         position = current.appender.append(call.data)
         current.end = (position.segment, position.offset + len(call.data))
         if commits:
-            current.last = LogEnd(current.end, commits[-1].clock, "")
+            current.last = LogEnd(current.end, commits[-1].clock, "", "")
         return position
 
     def _check(self, call: Append, commits: Sequence[Commit], current: _Session) -> None:
         """:raises UsageError: these commits cannot come next in the log, or a segment before them would be missing."""
         if self._store is not None:
             check_new(commits, self._store)
-            last = current.last or self._store.log_end(call.agent)
-            check_next(commits, last, self._environment.time())
-        if call.floor > current.end[0]:
+            last, now = current.last or self._store.log_end(call.agent), self._environment.time()
+            fault = fault_of_next(commits, last, now)
+            if fault is not None and last is current.last:
+                fault = fault_of_next(commits, self._store.log_end(call.agent), now)
+            if fault is not None:
+                raise UsageError(fault)
+        if call.floor > current.reached:
             newest = max(self._end_of(call.agent)[0], self._cut_of(call.agent).last_segment)
             if call.floor > newest:
                 raise UsageError(f"the last segment of the log of {call.agent!r} is {newest}, and not {call.floor}")
+            current.reached = call.floor
 
     def _whole(self, tried: Tried, call: Append) -> Position:
         """The position at which an earlier attempt has appended all of the data.

@@ -5,15 +5,18 @@ Every line must be valid by itself, and the next one of its log. An archive must
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from opslog.backends import Backend
 from opslog.backends.remote.protocol import Create
 from opslog.environment import format_ts
-from opslog.errors import CorruptError, UsageError
-from opslog.format.commits import Commit, Undo, decode_commits
-from opslog.format.layout import TRANSACTIONS, archive_of, archive_path
+from opslog.errors import CorruptError, MissingFileError, OpslogError, RetryError, UsageError, WriteFailedError
+from opslog.format.commits import Commit, Set, Undo, decode_commit, decode_commits, decode_records, encode_commit
+from opslog.format.layout import TRANSACTIONS, archive_of, archive_path, segment_path
 from opslog.log.reader import LogSource
 from opslog.merge.rules import SharedLogRules, author_faults, clock_fault
 from opslog.verify.files import FileCheck, Reader, line_faults
@@ -27,12 +30,17 @@ _SECONDS_AHEAD = 86400.0
 
 
 class LogEnd(NamedTuple):
-    """The end of a log: its position, the clock of the last commit before it (0: unknown), and for the shared log the
-    `ts` of that commit."""
+    """The end of a log.
+
+    :ivar clock: that of the last commit before it; 0: unknown.
+    :ivar ts: for the shared log, that of its last commit; empty: unknown.
+    :ivar latest: the greatest `ts` that programs which read the store may have found.
+    """
 
     position: tuple[int, int]
     clock: int
     ts: str
+    latest: str
 
 
 class Written(Protocol):
@@ -41,8 +49,11 @@ class Written(Protocol):
     def newest_clock(self, least: int) -> int:
         """The greatest clock. Searches for newer commits only if the greatest one known so far is below `least`."""
 
-    def log_end(self, agent: str) -> LogEnd:
-        """The end of a log. Searches for newer commits."""
+    def log_end(self, agent: str, known: tuple[int, int] | None = None) -> LogEnd:
+        """The end of a log. Searches for newer commits, unless the log was read up to the position `known`."""
+
+    def records(self, ids: Sequence[str]) -> list[Set | None]:
+        """The newest records of documents. Searches for newer commits."""
 
     def may_undo(self, author: str, target: int) -> bool:
         """Whether an undo of the transaction with this clock takes back nothing that others wrote or may write."""
@@ -71,10 +82,34 @@ def check_each(agent: str, commits: Sequence[Commit], data: bytes) -> None:
     for commit, line in zip(commits, data.split(b"\n"), strict=False):
         if commit.agent != agent:
             raise UsageError(f"a line to append to the log of {agent!r} is one of {commit.agent!r}")
-        faults = [clock_fault(clock, commit), *author_faults(commit), *line_faults(commit, line)]
+        faults = [
+            clock_fault(clock, commit),
+            *author_faults(commit),
+            *line_faults(commit, line),
+            *_field_faults(commit, line),
+        ]
+        if isinstance(commit, Undo) and commit.target >= commit.clock:
+            faults.append(f"it undoes clock {commit.target}, which does not come before it")
         if fault := next(filter(None, faults), None):
             raise UsageError(f"a line to append to the log of {agent!r} is not valid: {fault}")
         clock = commit.clock
+
+
+def _field_faults(commit: Commit, line: bytes) -> Iterator[str]:
+    """Fields that this version does not know have no objects or lists. Readers whose stack is deeper could not read a
+    line that is nested deeply."""
+    if encode_commit(commit) == line + b"\n":
+        return
+    fields = _fields.decode(line)
+    for op in [fields, *(_ops.decode(fields["ops"]) if "ops" in fields else ())]:
+        unknown = (name for name, value in op.items() if name not in _NESTED and bytes(value)[:1] in (b"[", b"{"))
+        yield from (f"nobody knows the field {name!r:.80}" for name in unknown)
+
+
+# The fields that have an object or a list. What is in them is checked.
+_NESTED = frozenset({"data", "ops"})
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ops = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 def check_new(commits: Sequence[Commit], store: Written) -> None:
@@ -95,32 +130,66 @@ def check_new(commits: Sequence[Commit], store: Written) -> None:
             )
 
 
-def check_next(commits: Sequence[Commit], end: LogEnd, now: float) -> None:
-    """Check that commits can come next in their log.
+def fault_of_next(commits: Sequence[Commit], end: LogEnd, now: float) -> str | None:
+    """The reason why these commits cannot come next in their log; None if they can. Their clocks increase, the rules of
+    the shared log hold, and no `ts` is far ahead.
 
     :param now: by the server's clock.
-    :raises UsageError: their clocks do not increase, or the `ts` of one is neither before that of the last commit nor
-        near `now`; or a rule of the shared log says no.
     """
     rules = SharedLogRules(end.clock, end.ts) if commits[0].agent == TRANSACTIONS else None
     faults = [
         clock_fault(end.clock, commits[0]),
         *(fault for commit in commits if rules for fault in rules.faults(commit)),
     ]
-    if fault := next(filter(None, faults), None):
-        raise UsageError(f"a commit to append cannot come next in the log: {fault}")
-    latest = max(end.ts, format_ts(now + _SECONDS_AHEAD))
-    if ahead := next((commit for commit in commits if commit.ts > latest), None):
-        raise UsageError(
-            f"a commit to append was written at {ahead.ts}, and here it is {format_ts(now)}: correct the clock of "
-            "the machine that is wrong"
-        )
+    latest = max(end.latest, format_ts(now + _SECONDS_AHEAD))
+    faults += [
+        f"it was written at {commit.ts}, and here it is {format_ts(now)}: correct the clock that is wrong"
+        for commit in commits
+        if commit.ts > latest
+    ]
+    fault = next(filter(None, faults), None)
+    return fault and f"a commit to append cannot come next in the log: {fault}"
 
 
-def check_archive(call: Create, backend: Backend) -> None:
-    """Check a file of an archive: its data, or its index together with the data that is there.
+@contextmanager
+def nothing_written() -> Iterator[None]:
+    """A block before an append. Its errors say that nothing was written, so that the client may go on."""
+    try:
+        yield
+    except OpslogError as error:
+        raise WriteFailedError(f"nothing was written: {error}") from error
+
+
+def last_commit(backend: Backend, agent: str, position: tuple[int, int]) -> Commit | None:
+    """The last commit before a position in a log, which is the end of one; None if it is not there."""
+    segment, end = position if position[1] else (position[0] - 1, None)
+    path = segment_path(agent, segment)
+    want = _LAST_BYTES
+    while True:
+        start = max(0, end - want) if end is not None else 0
+        try:
+            data = backend.read(path, start, end)
+        except MissingFileError:
+            return None
+        lines = data.split(b"\n")[1 if start else 0 : -1]
+        for line in reversed(lines):
+            if (commit := decode_commit(line)) is not None:
+                return commit
+        if not start:
+            return None
+        want *= 4
+
+
+# How much of the end of a log is searched first for its last commit.
+_LAST_BYTES = 64 * 1024
+
+
+def check_archive(call: Create, backend: Backend, store: Written | None) -> None:
+    """Check a file of an archive: its data, which are documents of the store, or its index together with the data that
+    is there.
 
     :raises UsageError: nobody could read it.
+    :raises RetryError: the store has other documents now.
     """
     named = archive_of(call.path)
     assert named is not None
@@ -131,6 +200,15 @@ def check_archive(call: Create, backend: Backend) -> None:
         raise UsageError(f"this cannot be a file of an archive: {problems[0]}")
     if check.path in check.missing:
         raise UsageError(f"{call.path} cannot be created before {check.path}, the data that it is the index of")
+    if call.path == check.path and store is not None:
+        records = decode_records(call.data, call.path, 0)
+        there = store.records([record.id for record in records])
+        for record, line, now in zip(records, call.data.split(b"\n"), there, strict=False):
+            if now is None or encode_commit(now) != line + b"\n":
+                raise RetryError(
+                    f"the document {record.id!r} is not the one that was to be archived, or it was written meanwhile. "
+                    "Nothing was archived: archive again"
+                )
 
 
 class _WithFile(Reader):

@@ -31,7 +31,14 @@ from opslog.format.commits import Commit
 from opslog.format.layout import TRANSACTIONS, archive_of, log_prefix, segment_path
 from opslog.server.protocol.refusals import Refused
 from opslog.server.stores.client_sessions import Sessions, written
-from opslog.server.stores.contents import LogEnd, Written, check_archive, check_new, check_next
+from opslog.server.stores.contents import (
+    LogEnd,
+    Written,
+    check_archive,
+    check_new,
+    fault_of_next,
+    nothing_written,
+)
 from opslog.server.stores.rights import EVERYBODY, Client
 
 # How many lanes the server remembers. A client whose lane was forgotten opens another one.
@@ -84,7 +91,7 @@ class StorageService:
         self._mutex = threading.Lock()
         self._locks: dict[str, _Held] = {}
         # An end that the shared log had behind an append of a client with an agent.
-        self._shared_end = LogEnd((0, 0), 0, "")
+        self._shared_end = LogEnd((0, 0), 0, "", "")
         # A mutex of its own, because taking a lock of the storage may be slow.
         self._locking = threading.Lock()
 
@@ -164,7 +171,7 @@ class StorageService:
         match call:
             case protocol.Create(path):
                 if not client.operates and archive_of(path) is not None:
-                    check_archive(call, self._backend)
+                    check_archive(call, self._backend, self._store)
                 self._create(call)
             case protocol.Delete(paths):
                 self._backend.delete(paths)
@@ -240,9 +247,7 @@ class StorageService:
             if not commits or self._are_next(commits, call.end):
                 place = self._backend.append_at(call.agent, Position(*call.end), call.data)
             if place is not None and commits:
-                grows, offset = self._backend.segments_grow, place.offset + len(call.data)
-                behind = (place.segment, offset) if grows else (place.segment + 1, 0)
-                self._shared_end = LogEnd(behind, commits[-1].clock, commits[-1].ts)
+                self._note_end(place, call.data, commits[-1])
         except AgentFencedError as error:
             fenced = error
         if place is None and call.again:
@@ -254,23 +259,29 @@ class StorageService:
     def _are_next(self, commits: Sequence[Commit], at: tuple[int, int]) -> bool:
         """Whether these commits can come next in the shared log, if that ends where their client has read to.
 
-        :raises UsageError: they cannot, or the log does not reach that position.
+        :raises WriteFailedError: they cannot, the log does not reach that position, or the store cannot be read.
         """
         store, end = self._store, self._shared_end
         if store is None:
             return True
-        check_new(commits, store)
-        if end.position != at:
-            end = store.log_end(TRANSACTIONS)
-        if end.position < at:
-            raise UsageError(f"the shared log ends at {end.position} (segment, byte), before {at}")
-        try:
-            check_next(commits, end, self._environment.time())
-        except UsageError:
-            if end.position == at:
-                raise
-            return False  # they would have come next; but the log has grown
-        return True
+        with nothing_written():
+            check_new(commits, store)
+            now = self._environment.time()
+            if end.position != at:
+                end = store.log_end(TRANSACTIONS, at)
+            if fault_of_next(commits, end, now) is not None:
+                end = store.log_end(TRANSACTIONS)  # a compaction may have brought a greater `ts`
+            if at > (end.position[0] + 1, 0):
+                raise UsageError(f"the shared log ends at {end.position} (segment, byte), before {at}")
+            fault = fault_of_next(commits, end, now)
+            if fault is not None and end.position <= at:
+                raise UsageError(fault)
+        return fault is None  # otherwise they would have come next, but the log has grown
+
+    def _note_end(self, place: Position, data: bytes, last: Commit) -> None:
+        grows, offset = self._backend.segments_grow, place.offset + len(data)
+        position = (place.segment, offset) if grows else (place.segment + 1, 0)
+        self._shared_end = LogEnd(position, last.clock, last.ts, "")
 
     def _tried(self, call: protocol.AppendAt) -> Position | None:
         """The position at which an earlier attempt has appended everything; None if nothing of it is there.

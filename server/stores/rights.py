@@ -84,8 +84,13 @@ class Client(msgspec.Struct, frozen=True):
         for commit in commits:
             self._check_writes(commit.author)
         check_each(call.agent, commits, call.data)
-        if isinstance(call, AppendAt) and call.agent != TRANSACTIONS:
-            raise UsageError(f"this token appends to the log of {call.agent!r} by a session")
+        is_shared = call.agent == TRANSACTIONS
+        if isinstance(call, AppendAt) != is_shared:
+            raise UsageError(
+                f"this token appends to the log of {call.agent!r} {'without' if is_shared else 'by'} a session"
+            )
+        if is_shared and any(isinstance(commit, Seal) for commit in commits):
+            raise UsageError("this token seals no log of others")
         return commits
 
     def _check(self, allowed: bool, what: str) -> None:

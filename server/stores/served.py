@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from copy import copy
 from typing import TypeVar
 
 import opslog
@@ -17,14 +18,16 @@ from opslog.doors.once import Once
 from opslog.doors.operations import Operations
 from opslog.environment import REAL, Environment
 from opslog.errors import ReopenError
+from opslog.format.commits import Set
 from opslog.format.documents import Document
 from opslog.format.layout import TRANSACTIONS, check_name
+from opslog.format.manifest import START
 from opslog.history import Point
-from opslog.log.reader import Cursor
+from opslog.log.reader import Cursor, mark_of, ts_of
 from opslog.replica.feed import Changes, Feed
 from opslog.replica.state import State
 from opslog.server.protocol.refusals import Refused
-from opslog.server.stores.contents import LogEnd
+from opslog.server.stores.contents import LogEnd, last_commit
 from opslog.server.stores.remote_storage import StorageService
 from opslog.server.stores.samples import Sample, Samples
 from opslog.store import Store, replica_of
@@ -146,16 +149,29 @@ class ServedStore:
         replica.refresh()
         return replica.read(lambda state: state.clock)
 
-    def log_end(self, agent: str) -> LogEnd:
+    def log_end(self, agent: str, known: tuple[int, int] | None = None) -> LogEnd:
+        """See `opslog.server.stores.contents.Written`."""
+        replica = replica_of(self._store)
+
+        def find(state: State) -> tuple[Cursor, str]:
+            latest = max(state.shared_ts, state.passed.ts)
+            return copy(state.cursors.get(agent, Cursor(agent))), latest
+
+        cursor, latest = replica.read(find)
+        if cursor.position != known:
+            replica.refresh()
+            cursor, latest = replica.read(find)
+        clock, mark = cursor.clock, cursor.mark
+        if not clock and cursor.position != START.position:  # the store was loaded, and has read nothing of this log
+            last = last_commit(replica.backend, agent, cursor.position)
+            clock, mark = (0, "") if last is None else (last.clock, mark_of(last))
+        return LogEnd(cursor.position, clock, ts_of(mark) if agent == TRANSACTIONS else "", latest)
+
+    def records(self, ids: Sequence[str]) -> list[Set | None]:
         """See `opslog.server.stores.contents.Written`."""
         replica = replica_of(self._store)
         replica.refresh()
-
-        def find(state: State) -> LogEnd:
-            cursor = state.cursors.get(agent, Cursor(agent))
-            return LogEnd(cursor.position, cursor.clock, state.shared_ts if agent == TRANSACTIONS else "")
-
-        return replica.read(find)
+        return replica.read(lambda state: [state.get(id) for id in ids])
 
     def may_undo(self, author: str, target: int) -> bool:
         """See `opslog.server.stores.contents.Written`."""

@@ -422,3 +422,11 @@ def test_the_agent_of_a_store_may_write_to_its_own_log(tmp_path: Path) -> None:
         for guarded in (written, door.set("b", {"n": 3}), door.create("e", {}), door.batch([Op("create", "f", {})])):
             assert guarded.stamp
             assert guarded.stamp.endswith("@transactions")
+
+
+def test_a_page_or_a_history_of_nothing_is_empty() -> None:
+    with opslog.open("memory://") as store:
+        store["a"] = {}
+        assert Operations(store).find(limit=0).items == []
+        assert Operations(store).history("a", 0).earlier == 1
+        assert Operations(store).history("a", -1).revisions == []
