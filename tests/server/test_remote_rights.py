@@ -16,7 +16,17 @@ import opslog
 import tests.support.bucket  # noqa: F401  (bucket:// URLs)
 from opslog.backends import Position, Range, open_backend, register
 from opslog.backends.remote.backend import RemoteBackend
-from opslog.backends.remote.protocol import Append, CloseLog, OpenLog
+from opslog.backends.remote.protocol import (
+    Append,
+    AppendAt,
+    Change,
+    CloseLog,
+    Create,
+    Delete,
+    Lock,
+    OpenLane,
+    OpenLog,
+)
 from opslog.environment import REAL, format_ts
 from opslog.errors import InvalidNameError, OpslogError, RetryError, UsageError, WriteFailedError
 from opslog.format.commits import CLOCK_MAX, encode_commit
@@ -414,3 +424,57 @@ def test_a_refused_append_leaves_the_store_of_a_client_usable(served: ServedStor
         seconds[0] = time.time()
         store["a"] = {"n": 1}
     assert served.operations().get("a").data == {"n": 1}
+
+
+def test_a_token_cannot_forge_these_calls() -> None:
+    """It cannot append lines in the name of others, append unreadable lines, or write files that are not its own."""
+    mine = Client("mine", writes=True, operates=False)
+
+    def line(agent: str, by: str = "") -> bytes:
+        data, tx = msgspec.Raw(b"{}"), "1" if by else ""
+        return encode_commit(opslog.Set("2026-11-23T12:00:00.000000Z", 1001, agent, "a", data, 1, by=by, tx=tx))
+
+    shared, end = line(TRANSACTIONS, "mine"), (1, 0)
+    assert len(mine.check_lines(AppendAt(TRANSACTIONS, end, shared))) == 1
+    assert len(mine.check_lines(Append("mine", "session", end, 0, line("mine")))) == 1
+    mine.check(Create("archive/old/1.jsonl", b""))
+    refused: list[tuple[Change, str]] = [
+        (AppendAt(TRANSACTIONS, end, shared + line(TRANSACTIONS, "other")), "of nobody else"),
+        (AppendAt(TRANSACTIONS, end, shared + b'{"by":"mine"}\n'), "not lines of a log"),
+        (AppendAt(TRANSACTIONS, end, line("other", "mine")), "is one of 'other'"),
+        (AppendAt("other", end, line("other")), "of nobody else"),
+        (Append("other", "session", end, 0, line("other")), "of nobody else"),
+        (Append("mine", "session", end, 0, line("other")), "of nobody else"),
+        (Append("mine", "session", end, 0, b"torn"), "not lines of a log"),
+        (Append("mine", "session", end, 0, b""), "no line"),
+        (OpenLog("other", "session", "pid 1"), "of nobody else"),
+        (Create("ops/other/00000000000000000001.jsonl", b""), "may not operate"),
+        (Create("manifests/00000000000000000009.json", b""), "may not operate"),
+        (Delete(["ops/other/00000000000000000001.jsonl"]), "may not operate"),
+        (Create("archive/2027-Q1", b""), "may not operate"),
+        (Lock("compaction", "x", "pid 1"), "may not operate"),
+    ]
+    with pytest.raises(UsageError, match="may not write"):
+        Client("reader", writes=False, operates=False).check(OpenLane())
+    for call, why in refused:
+        check = mine.check_lines if isinstance(call, Append | AppendAt) else mine.check
+        with pytest.raises(UsageError, match=why):
+            check(call)  # type: ignore[arg-type]
+
+
+def test_an_operator_seals_the_logs_of_others() -> None:
+    """As a compaction does. It may append nothing else to those logs."""
+    operator = Client("operator", writes=True, operates=True)
+
+    def line(commit: type[opslog.Seal | opslog.Undo], agent: str, **more: Any) -> bytes:
+        return encode_commit(commit("2026-11-23T12:00:00.000000Z", 1001, agent, **more))
+
+    for agent in ("other", TRANSACTIONS):
+        operator.check(OpenLog(agent, "session", "pid 1"))
+        assert not operator.check_lines(Append(agent, "session", (1, 0), 0, line(opslog.Seal, agent)))
+        with pytest.raises(UsageError, match="of nobody else"):
+            operator.check_lines(Append(agent, "session", (1, 0), 0, line(opslog.Undo, agent, target=1000)))
+        with pytest.raises(UsageError, match="of nobody else"):
+            Client("mine", writes=True, operates=False).check_lines(
+                Append(agent, "session", (1, 0), 0, line(opslog.Seal, agent))
+            )
