@@ -15,7 +15,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 import opslog
 from opslog.backends import open_backend
@@ -239,9 +239,10 @@ class Agents(RuleBasedStateMachine):
         manifest = tail.manifest
         return compaction._Plan(self.backend, manifest, tail.input(self.backend, (), None), manifest.settings, full)
 
-    @rule(plan=plans)
+    @rule(plan=consumes(plans))
     def publish(self, plan: compaction._Plan) -> None:
-        # A paused compaction either publishes the number it aimed at, or finds that others have.
+        # A paused compaction either publishes the number it aimed at, or finds that others have. It does so once: the
+        # rows of a plan are freed when they are written.
         newest = ManifestStore(self.backend).newest_number()
         try:
             plan.carry_out(self.world.environment)
