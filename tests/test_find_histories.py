@@ -155,5 +155,5 @@ class AgentsWithQuestionsAndLargeSnapshots(AgentsWithQuestions):
 
 TestQuestions = for_examples(AgentsWithQuestions, 60)
 TestQuestionsOfLargeSnapshots = for_examples(AgentsWithQuestionsAndLargeSnapshots, 40)
-TestQuestionsForLong = pytest.mark.long(for_examples(AgentsWithQuestions, 400))
-TestQuestionsOfLargeSnapshotsForLong = pytest.mark.long(for_examples(AgentsWithQuestionsAndLargeSnapshots, 400))
+TestQuestionsForLong = pytest.mark.long(for_examples(AgentsWithQuestions, 200))
+TestQuestionsOfLargeSnapshotsForLong = pytest.mark.long(for_examples(AgentsWithQuestionsAndLargeSnapshots, 200))

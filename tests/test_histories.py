@@ -49,7 +49,7 @@ def tree(store: opslog.Store[Any]) -> dict[str, str]:
         ("httpx", 97, "memory://httpx", 2**30),
         pytest.param("httpx", 97, "memory://httpx-on-storage", 0, marks=pytest.mark.long),
         pytest.param("redis", 500, "memory://redis", runs.LOADED_BYTES, marks=pytest.mark.long),
-        pytest.param("httpx", 97, "bucket://httpx", 0, marks=pytest.mark.long),
+        pytest.param("httpx", 97, "bucket://httpx", 0, marks=pytest.mark.slow),
         pytest.param("httpx", 97, "served+lossy://httpx", runs.LOADED_BYTES, marks=pytest.mark.slow),
         pytest.param("redis", 500, "served+lossy://redis", runs.LOADED_BYTES, marks=pytest.mark.slow),
     ],

@@ -70,8 +70,9 @@ def check(server: S3Server, driver: str, fault: Fault, place: int) -> bool:
     return bool(hit)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("driver", ["s3fs", "obstore"])
+@pytest.mark.parametrize(
+    "driver", [pytest.param("s3fs", marks=pytest.mark.slow), pytest.param("obstore", marks=pytest.mark.long)]
+)
 def test_a_fault_at_every_request(server: S3Server, driver: str) -> None:
     """Each kind in turn; `test_every_fault_at_every_request` has all of them at each request."""
     kinds = itertools.cycle(FAULTS.values())
