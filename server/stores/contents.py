@@ -28,6 +28,9 @@ _CLOCKS_AHEAD = 2**32
 # that is far ahead would be the `ts` of every later transaction.
 _SECONDS_AHEAD = 86400.0
 
+# How much of the end of a log is searched first for its last commit.
+_LAST_BYTES = 64 * 1024
+
 
 class LogEnd(NamedTuple):
     """The end of a log.
@@ -161,7 +164,7 @@ def nothing_written() -> Iterator[None]:
 
 
 def last_commit(backend: Backend, agent: str, position: tuple[int, int]) -> Commit | None:
-    """The last commit before a position in a log, which is the end of one; None if it is not there."""
+    """The last commit before a position in a log, at which a commit ends; None if its segment is gone."""
     segment, end = position if position[1] else (position[0] - 1, None)
     path = segment_path(agent, segment)
     want = _LAST_BYTES
@@ -178,10 +181,6 @@ def last_commit(backend: Backend, agent: str, position: tuple[int, int]) -> Comm
         if not start:
             return None
         want *= 4
-
-
-# How much of the end of a log is searched first for its last commit.
-_LAST_BYTES = 64 * 1024
 
 
 def check_archive(call: Create, backend: Backend, store: Written | None) -> None:

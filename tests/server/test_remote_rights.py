@@ -32,6 +32,7 @@ from opslog.errors import InvalidNameError, OpslogError, RetryError, UsageError,
 from opslog.format.commits import CLOCK_MAX, encode_commit
 from opslog.format.layout import TRANSACTIONS, archive_path, index_path, segment_path
 from opslog.format.snapshot import File, Row, build_archive
+from opslog.server.stores.contents import last_commit
 from opslog.server.stores.rights import Client
 from opslog.server.stores.served import ServedStore, ServedStores
 from opslog.store import replica_of
@@ -333,6 +334,22 @@ def test_clocks_do_not_go_back_behind_a_compaction(served: ServedStore, url: str
     backend.close()
     stores.close()
     assert is_sound(url)
+
+
+@pytest.mark.parametrize("length", [10, 100_000, 1_000_000])
+@pytest.mark.parametrize("scheme", ["memory", "bucket"])
+def test_the_last_commit_of_a_log_is_found_however_long_it_is(scheme: str, length: int) -> None:
+    backend = open_backend(f"{scheme}://last-{next(_numbers)}")
+    appender = backend.appender("mine")
+    appender.append(a_set(1, "mine"))
+    line = a_set(2, "mine", data=b'{"text":"%b"}' % (b"x" * length))
+    place = appender.append(line)
+    end = (place.segment, place.offset + len(line)) if backend.segments_grow else (place.segment + 1, 0)
+    last = last_commit(backend, "mine", end)
+    assert last is not None
+    assert last.clock == 2
+    assert last_commit(backend, "mine", (9, 100)) is None
+    appender.close()
 
 
 def test_nobody_names_a_segment_before_the_first_or_continues_from_one_that_is_not_there(
