@@ -14,6 +14,7 @@ import opslog
 from opslog.backends import open_backend
 from opslog.backends.memory import MemoryBackend
 from opslog.environment import Environment
+from opslog.format.layout import archive_of
 from opslog.log.session import WriterSession
 from opslog.store import replica_of
 
@@ -293,3 +294,21 @@ def test_an_archive_beside_tasks_leaves_what_they_write(url: str) -> None:
             assert await store.get("task") == {"done": False}
 
     asyncio.run(run())
+
+
+def test_a_document_is_in_its_log_before_it_is_in_an_archive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, a server could not know that it is a document of the store."""
+    with opslog.open("memory://archived-buffer", agent="a", durability="buffered", buffer_seconds=3600) as store:
+        store["a"] = {"n": 1}
+        backend = replica_of(store).backend
+        create = backend.create
+        in_log: list[bool] = []
+
+        def noted(path: str, data: bytes) -> None:
+            if archive_of(path) is not None:
+                in_log.append(any(b'"id":"a"' in backend.read(entry.path) for entry in backend.list("ops/a/")))
+            create(path, data)
+
+        monkeypatch.setattr(backend, "create", noted)
+        assert store.archive("n = 1", "old") == 1
+        assert in_log == [True, True]
