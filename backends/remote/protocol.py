@@ -31,7 +31,7 @@ CONTENT_TYPE = "application/vnd.opslog.storage+msgpack"
 # How many ranges one call asks for, at most.
 RANGES_MAX = 10_000
 
-# A segment of a log, from 1, and a position in it; or the end of a log that may have no segment yet.
+# The number of a segment; and a number that may be 0, as a position in a segment, or the last segment of an empty log.
 Segment = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 

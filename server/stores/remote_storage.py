@@ -279,6 +279,7 @@ class StorageService:
         return fault is None  # otherwise they would have come next, but the log has grown
 
     def _note_end(self, place: Position, data: bytes, last: Commit) -> None:
+        """Remember where the shared log ends behind an append. The next one may come without a read of the log."""
         grows, offset = self._backend.segments_grow, place.offset + len(data)
         position = (place.segment, offset) if grows else (place.segment + 1, 0)
         self._shared_end = LogEnd(position, last.clock, last.ts, "")

@@ -90,7 +90,7 @@ class Client(msgspec.Struct, frozen=True):
                 f"this token appends to the log of {call.agent!r} {'without' if is_shared else 'by'} a session"
             )
         if is_shared and any(isinstance(commit, Seal) for commit in commits):
-            raise UsageError("this token seals no log of others")
+            raise UsageError("this token may not seal the shared log")
         return commits
 
     def _check(self, allowed: bool, what: str) -> None:

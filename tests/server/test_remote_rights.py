@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -309,30 +310,37 @@ def test_a_client_with_a_name_of_its_own_can_do_all_that_writers_do(served: Serv
         assert {id for id in reader if id.startswith("theirs")} <= {f"theirs-{number}" for number in range(3)}
 
 
+@contextmanager
+def restarted(url: str) -> Iterator[RemoteBackend]:
+    """The storage of a server that was started just now, as `mine` has it."""
+    stores = ServedStores({"tasks": url}, "main")
+    service = stores.find("tasks").storage
+    client = Client("mine", writes=True, operates=False)
+    backend = RemoteBackend("http://server/tasks", transport=Handing(lambda: service, client))
+    yield backend
+    backend.close()
+    stores.close()
+
+
 @pytest.mark.parametrize("log", ["mine", TRANSACTIONS])
 @pytest.mark.parametrize("url", ["directory", "bucket"], indirect=True)
-def test_clocks_do_not_go_back_behind_a_compaction(served: ServedStore, url: str, log: str) -> None:
+def test_clocks_do_not_go_back_behind_a_compaction(url: str, log: str) -> None:
     """Nor where the server was restarted since, and has read nothing of the log. Open readers could not read on."""
-    with opslog.open(url, agent="mine", compact_after=None) as store:
+    settings = opslog.Settings(undo_window=0)
+    with opslog.open(url, agent="mine", compact_after=None, settings=settings) as store:
         store["plain"] = {}
         store.create("guarded", {})
         newest = replica_of(store).state.clock
         ends = replica_of(store).state.cursors
-        store.compact()
-    stores = ServedStores({"tasks": url}, "main")
-    fresh = stores.find("tasks")
-    backend = RemoteBackend(
-        "http://server/tasks", transport=Handing(lambda: fresh.storage, Client("mine", writes=True, operates=False))
-    )
+        assert store.compact().commits == 2
     end = Position(*ends[TRANSACTIONS].position)
-    calls: dict[str, Callable[[], object]] = {
-        "mine": lambda: in_own_log(backend, a_set(1, "mine")),
-        TRANSACTIONS: lambda: backend.append_at(TRANSACTIONS, end, a_set(newest)),
-    }
-    with pytest.raises(WriteFailedError, match="clocks must increase"):
-        calls[log]()
-    backend.close()
-    stores.close()
+    with restarted(url) as backend:
+        calls: dict[str, Callable[[], object]] = {
+            "mine": lambda: in_own_log(backend, a_set(1, "mine")),
+            TRANSACTIONS: lambda: backend.append_at(TRANSACTIONS, end, a_set(newest)),
+        }
+        with pytest.raises(WriteFailedError, match="clocks must increase"):
+            calls[log]()
     assert is_sound(url)
 
 
@@ -382,6 +390,9 @@ def test_the_shared_log_has_no_sessions(served: ServedStore, mine: RemoteBackend
             backend.channel.change(lambda again: Append(TRANSACTIONS, "session", (1, 0), 0, line, bool(again)))  # noqa: B023
     with pytest.raises(UsageError, match="in the name of 'mine'"):
         append(mine, seal)
+    seal = encode_commit(opslog.Seal(format_ts(time.time()), clock + 1000, TRANSACTIONS, by="mine", tx="1"))
+    with pytest.raises(UsageError, match="may not seal the shared log"):
+        append(mine, seal)
     operator.close()
 
 
@@ -421,7 +432,8 @@ def test_a_time_in_the_log_or_in_a_manifest_is_no_reason_to_refuse_transactions(
     appender.close()
     beside.close()
     served.operations().compact(full=True)
-    assert append(mine, a_set(clock + 1000, ts=ahead)) is not None
+    with restarted(url) as here:
+        assert append(here, a_set(clock + 1000)) is not None, "from a program that has not read the manifest"
     assert append(mine, a_set(clock + 2000, ts=ahead)) is not None
     later = format_ts(time.time() + 11 * 86400)
     with pytest.raises(WriteFailedError, match="correct the clock"):
